@@ -1,0 +1,199 @@
+//! One UCX instance: its settings, and the registrations made through it.
+//!
+//! # Safety
+//!
+//! The raw context comes from `ucp_init` and is released once, when the last [`Region`] and the last worker that hold it
+//! are gone. It is made with `mt_workers_shared`, so UCX locks around the calls that take it, from any thread.
+#![allow(unsafe_code, reason = "calls UCX on the context it owns")]
+
+use std::any::Any;
+use std::ffi::CString;
+use std::path::Path;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use ucx_sys::{Status, Ucx, Version};
+
+use crate::error::{OpenError, RegionError};
+use crate::memory::HostMemory;
+use crate::region::Region;
+
+/// Transports that move data through memory which both processes map.
+const SHARED_MEMORY: [&str; 5] = ["sm", "shm", "mm", "posix", "sysv"];
+
+/// How UCX is set up.
+#[derive(Clone, Debug, Default)]
+pub struct ContextOptions {
+    /// Transports that UCX may use, as in `UCX_TLS`; `None` leaves the choice to UCX and its environment. With peer error
+    /// handling, which is always on, the list needs `tcp` or a network transport for UCX 1.13.
+    pub transports: Option<String>,
+}
+
+/// One UCX instance. Cheap to clone; lives until the last clone, region and worker are gone.
+#[derive(Clone, Debug)]
+pub struct Context {
+    inner: Arc<Inner>,
+}
+
+/// The raw context, shared by what was made from it.
+#[derive(Debug)]
+struct Inner {
+    ucx: &'static Ucx,
+    raw: NonNull<ucx_sys::ucp_context>,
+}
+
+// SAFETY: the context is made with `mt_workers_shared`, so every call that takes it locks inside UCX.
+unsafe impl Send for Inner {}
+// SAFETY: as above; `Inner` itself has no interior state.
+unsafe impl Sync for Inner {}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // SAFETY: `raw` came from `ucp_init` in `Context::open` and is released only here. Regions and workers hold an `Arc` of
+        // `Inner`, so none is left.
+        unsafe { self.ucx.ucp_cleanup(self.raw.as_ptr()) }
+    }
+}
+
+impl Context {
+    /// Opens UCX and starts it.
+    ///
+    /// Sets `RNDV_THRESH=inf` unless the environment says otherwise: with peer error handling UCX would else leave the
+    /// zero-copy lanes of cma and tcp unused and emulate puts in fragments of 8 KiB (read in UCX 1.22, measured at 1.0
+    /// against 5 GB/s). If `transports` names shared memory, its peer error handling is switched on, which UCX wants before
+    /// it uses it here.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError`]; nothing is left behind.
+    pub fn open(options: &ContextOptions) -> Result<Self, OpenError> {
+        let ucx = ucx_sys::load()?;
+        let transports = options.transports.as_deref();
+        let shared = transports.is_some_and(|list| list.split(',').any(|name| SHARED_MEMORY.contains(&name)));
+        if shared {
+            enable_shared_memory();
+        }
+        let config = Config::read(ucx)?;
+        if std::env::var_os("UCX_RNDV_THRESH").is_none() {
+            config.set("RNDV_THRESH", "inf")?;
+        }
+        if let Some(transports) = transports {
+            config.set("TLS", transports)?;
+        }
+        let params = ucx_sys::ucp_params_t {
+            field_mask: ucx_sys::UCP_PARAM_FIELD_FEATURES | ucx_sys::UCP_PARAM_FIELD_MT_WORKERS_SHARED,
+            features: ucx_sys::UCP_FEATURE_RMA | ucx_sys::UCP_FEATURE_TAG | ucx_sys::UCP_FEATURE_WAKEUP,
+            mt_workers_shared: 1,
+            ..Default::default()
+        };
+        let mut raw = ptr::null_mut();
+        // SAFETY: `params` and `config` live across the call, `raw` receives the context.
+        let status = unsafe { ucx.ucp_init(&raw const params, config.raw.as_ptr(), &raw mut raw) };
+        match NonNull::new(raw) {
+            Some(raw) if status == Status::OK => Ok(Self { inner: Arc::new(Inner { ucx, raw }) }),
+            _ => Err(OpenError::Start { call: "ucp_init", source: status }),
+        }
+    }
+
+    /// Version of the UCX in use.
+    #[must_use]
+    pub fn ucx_version(&self) -> Version {
+        self.inner.ucx.version()
+    }
+
+    /// File of the UCX in use.
+    #[must_use]
+    pub fn ucx_path(&self) -> &Path {
+        self.inner.ucx.path()
+    }
+
+    /// Allocates and registers `bytes` of host memory, zeroed, from a page boundary on.
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError`]: 0 bytes, no memory, or UCX refuses to register.
+    pub fn allocate(&self, bytes: u64) -> Result<Region, RegionError> {
+        let memory = HostMemory::allocate(bytes)?;
+        Region::register(self, memory)
+    }
+
+    /// Registers `bytes` of host memory at `base` that the caller allocated. `owner` is held until the registration is
+    /// undone, which waits for the transfers that use it.
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError`]: 0 bytes, a range that wraps, or UCX refuses to register.
+    ///
+    /// # Safety
+    ///
+    /// The range must be readable and writable and stay mapped while `owner` lives. No reference into it may be live while
+    /// a transfer, a peer or [`Region::read`] and [`Region::write`] access it.
+    pub unsafe fn register(
+        &self,
+        base: NonNull<u8>,
+        bytes: u64,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Region, RegionError> {
+        // SAFETY: the caller's promise, passed on.
+        let memory = unsafe { HostMemory::borrow(base, bytes, owner) }?;
+        Region::register(self, memory)
+    }
+
+    pub(crate) fn ucx(&self) -> &'static Ucx {
+        self.inner.ucx
+    }
+
+    pub(crate) fn raw(&self) -> ucx_sys::ucp_context_h {
+        self.inner.raw.as_ptr()
+    }
+}
+
+/// UCX leaves shared memory unused under peer error handling unless these are set. They are read from the environment only:
+/// `ucp_config_modify` of 1.13 accepts them without effect.
+fn enable_shared_memory() {
+    for name in ["UCX_POSIX_ERROR_HANDLING", "UCX_SYSV_ERROR_HANDLING"] {
+        if std::env::var_os(name).is_none() {
+            // SAFETY: `set_var` races with threads that read the environment without Rust's lock. UCX reads it inside
+            // `ucp_config_read`, on this thread, after this. A program that reads it from C on another thread must open its
+            // contexts before it starts that thread: `ucx_sys::load` asks the same of it.
+            unsafe { std::env::set_var(name, "y") }
+        }
+    }
+}
+
+/// UCX's settings, released when done with.
+struct Config {
+    ucx: &'static Ucx,
+    raw: NonNull<ucx_sys::ucp_config_t>,
+}
+
+impl Config {
+    fn read(ucx: &'static Ucx) -> Result<Self, OpenError> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: null prefix and file mean UCX's own; `raw` receives the settings.
+        let status = unsafe { ucx.ucp_config_read(ptr::null(), ptr::null(), &raw mut raw) };
+        match NonNull::new(raw) {
+            Some(raw) if status == Status::OK => Ok(Self { ucx, raw }),
+            _ => Err(OpenError::Start { call: "ucp_config_read", source: status }),
+        }
+    }
+
+    fn set(&self, key: &'static str, value: &str) -> Result<(), OpenError> {
+        let refused = |source| OpenError::Setting { key, value: value.to_owned(), source };
+        let (Ok(name), Ok(text)) = (CString::new(key), CString::new(value)) else {
+            return Err(refused(Status::ERR_INVALID_PARAM));
+        };
+        // SAFETY: `raw` is live until `self` drops; UCX copies both strings.
+        match unsafe { self.ucx.ucp_config_modify(self.raw.as_ptr(), name.as_ptr(), text.as_ptr()) } {
+            Status::OK => Ok(()),
+            source => Err(refused(source)),
+        }
+    }
+}
+
+impl Drop for Config {
+    fn drop(&mut self) {
+        // SAFETY: `raw` came from `ucp_config_read` and is released only here.
+        unsafe { self.ucx.ucp_config_release(self.raw.as_ptr()) }
+    }
+}

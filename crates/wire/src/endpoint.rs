@@ -1,0 +1,40 @@
+//! Connections and imported memory, as callers name them.
+
+use crate::region::RegionCard;
+
+/// One connection of one worker. Never reused: a peer that comes back gets another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EndpointId(pub(crate) u64);
+
+/// A peer's region, reachable through one endpoint. Plain data; the key behind it lives as long as the endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteRegion {
+    pub(crate) endpoint: EndpointId,
+    pub(crate) key: KeyId,
+    base: u64,
+    bytes: u64,
+}
+
+/// An unpacked key of one worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct KeyId(pub(crate) u64);
+
+impl RemoteRegion {
+    /// `None` if the claimed range is empty or wraps: then no offset inside of it could be trusted.
+    pub(crate) fn new(endpoint: EndpointId, key: KeyId, card: &RegionCard) -> Option<Self> {
+        let (base, bytes) = (card.base, card.bytes);
+        (bytes > 0 && base.checked_add(bytes).is_some()).then_some(Self { endpoint, key, base, bytes })
+    }
+
+    /// First address in the peer's address space.
+    #[must_use]
+    pub fn base(&self) -> u64 {
+        self.base
+    }
+
+    /// Length, at least 1.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}

@@ -1,0 +1,190 @@
+//! What can go wrong, divided by what the caller does next.
+
+use std::time::Duration;
+
+use thiserror::Error;
+use ucx_sys::{LoadError, Status};
+
+/// UCX could not be opened or set up. Nothing is left behind; fix the setup and open again.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// No usable UCX was found. Install one, or point `KVFERRY_UCX_DIR` at its directory.
+    #[error("no usable UCX")]
+    Load(#[from] LoadError),
+    /// A setting was refused: for the transport list, one that this UCX does not know.
+    #[error("UCX refuses {key}={value:?}")]
+    Setting {
+        /// Name without the `UCX_` in front.
+        key: &'static str,
+        /// The value as given.
+        value: String,
+        /// UCX's reason.
+        source: Status,
+    },
+    /// UCX refused to start: for a transport list, none of it is on this machine.
+    #[error("UCX does not start in {call}")]
+    Start {
+        /// The call that failed.
+        call: &'static str,
+        /// UCX's reason.
+        source: Status,
+    },
+    /// The operating system refused a thread or a file descriptor.
+    #[error("cannot start the progress thread")]
+    System(#[from] std::io::Error),
+}
+
+/// Memory could not be registered, or an access falls outside of it. Nothing was read or written.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum RegionError {
+    /// A region has at least one byte.
+    #[error("a region of 0 B cannot be registered")]
+    Empty,
+    /// The machine has not got so much memory, or the address range wraps. Ask for less.
+    #[error("cannot allocate {bytes} B")]
+    Allocation {
+        /// Bytes asked for.
+        bytes: u64,
+    },
+    /// UCX refused the memory: look at the memory lock limit and the transports.
+    #[error("UCX does not register {bytes} B at {base:#x}")]
+    Register {
+        /// First address.
+        base: u64,
+        /// Length.
+        bytes: u64,
+        /// UCX's reason.
+        source: Status,
+    },
+    /// The caller's range is wrong.
+    #[error("{bytes} B at offset {offset} are outside a region of {region_bytes} B")]
+    Outside {
+        /// First byte, from the start of the region.
+        offset: u64,
+        /// Length.
+        bytes: u64,
+        /// Length of the region.
+        region_bytes: u64,
+    },
+}
+
+/// A command was not carried out.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum CommandError {
+    /// The worker is shutting down. Start another.
+    #[error("the worker has stopped")]
+    Stopped,
+    /// The progress thread did not answer: it is stuck inside UCX. Give the worker up.
+    #[error("the progress thread did not answer within {0:?}")]
+    Stuck(Duration),
+    /// The endpoint was closed or has failed. Connect again.
+    #[error("no such endpoint")]
+    NoEndpoint,
+    /// UCX could not make sense of the peer's address: another build of UCX, or no common transport.
+    #[error("UCX cannot connect to the address")]
+    Connect {
+        /// UCX's reason.
+        source: Status,
+    },
+    /// UCX could not make sense of the peer's memory key: another build of UCX, or no common transport.
+    #[error("UCX cannot unpack the memory key")]
+    Key {
+        /// UCX's reason.
+        source: Status,
+    },
+    /// Send less in one frame.
+    #[error("a payload of {bytes} B is over the limit")]
+    PayloadTooLong {
+        /// Bytes of the payload.
+        bytes: usize,
+    },
+    /// The claimed address range of the peer's memory is empty or wraps.
+    #[error("a region of {bytes} B at {base:#x} cannot be")]
+    Range {
+        /// First address.
+        base: u64,
+        /// Length.
+        bytes: u64,
+    },
+}
+
+/// A transfer was refused before anything of it was posted.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum TransferError {
+    /// A piece has no bytes, an empty loop, or an extent past 64 bits. Mend the plan.
+    #[error("part {part}, piece {piece}: not a piece")]
+    BadPiece {
+        /// Index of the part.
+        part: usize,
+        /// Index of the piece in the part.
+        piece: usize,
+    },
+    /// Bytes or runs past 64 bits. Split the transfer.
+    #[error("part {part}: more than 64 bits of bytes")]
+    TooLarge {
+        /// Index of the part.
+        part: usize,
+    },
+    /// A local slot ends outside its region. Mend the plan or the table.
+    #[error("part {part}, pair {pair}: local slot {slot} ends outside its region of {region_bytes} B")]
+    OutsideLocal {
+        /// Index of the part.
+        part: usize,
+        /// Index of the pair in the part.
+        pair: usize,
+        /// The slot.
+        slot: u32,
+        /// Length of the region.
+        region_bytes: u64,
+    },
+    /// A remote slot ends outside its region. Mend the plan, or refuse the peer's table.
+    #[error("part {part}, pair {pair}: remote slot {slot} ends outside its region of {region_bytes} B")]
+    OutsideRemote {
+        /// Index of the part.
+        part: usize,
+        /// Index of the pair in the part.
+        pair: usize,
+        /// The slot.
+        slot: u32,
+        /// Length of the region.
+        region_bytes: u64,
+    },
+    /// The remote region was imported on another endpoint. Import it on this one.
+    #[error("part {part}: the remote region belongs to another endpoint")]
+    OtherEndpoint {
+        /// Index of the part.
+        part: usize,
+    },
+    /// See the source.
+    #[error("the transfer was not queued")]
+    Command(#[from] CommandError),
+}
+
+/// A posted transfer failed. Treat every byte of its destination as unwritten, and as still exposed to a late write
+/// until the peer is fenced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum PutError {
+    /// The peer is gone, or this side closed the endpoint. Connect again.
+    #[error("the endpoint failed")]
+    Endpoint {
+        /// UCX's reason.
+        source: Status,
+    },
+    /// A write failed: the peer's memory is not there, or the transport lost it.
+    #[error("a put failed")]
+    Put {
+        /// UCX's reason for the first that failed.
+        source: Status,
+    },
+    /// The writes left, but nothing proves that they arrived.
+    #[error("the flush behind the puts failed")]
+    Flush {
+        /// UCX's reason.
+        source: Status,
+    },
+}

@@ -1,0 +1,35 @@
+//! Moves strided pieces of registered memory over UCX.
+//!
+//! A [`Context`] is one UCX. It registers memory as [`Region`]s, whose [`RegionCard`]s a peer imports. A [`Worker`] is a
+//! progress thread: it connects to the addresses of other workers, sends them frames, and carries out transfers of
+//! [`Part`]s, each of which ends in one [`Event`]. This crate knows addresses, lengths and strides; what they mean is its
+//! caller's business.
+//!
+//! - Completed means visible: see [`Event::TransferDone`].
+//! - Every local and remote range is checked before anything is posted, on every transport: over tcp and cma a peer's key
+//!   protects nothing (read and measured in UCX 1.22).
+//! - Peer error handling is always on: a peer that dies is an [`Event::EndpointFailed`].
+#![deny(unsafe_code)]
+
+mod context;
+mod endpoint;
+mod error;
+mod event;
+mod frame;
+mod inflight;
+mod memory;
+mod progress;
+mod raw;
+mod region;
+mod transfer;
+mod worker;
+
+pub use context::{Context, ContextOptions};
+pub use endpoint::{EndpointId, RemoteRegion};
+pub use error::{CommandError, OpenError, PutError, RegionError, TransferError};
+pub use event::{Event, TransferId, TransferStats};
+pub use frame::{FRAME_PAYLOAD_BYTES_MAX, Frame, FrameError, PROTOCOL_VERSION};
+pub use region::{Region, RegionCard};
+pub use transfer::{Dim, Part, Piece, SlotPair};
+pub use ucx_sys::{Status, Version};
+pub use worker::Worker;

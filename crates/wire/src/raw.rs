@@ -1,0 +1,459 @@
+//! UCX's worker, endpoints, keys and requests with owners, for the progress thread alone.
+//!
+//! # Safety
+//!
+//! What UCX still uses cannot be freed from here: an operation that UCX has accepted holds its own count of everything it
+//! reads or writes (`Rc::into_raw` when posted, `Rc::from_raw` in its callback), an endpoint holds its worker, a key is
+//! used only through the endpoint it was unpacked on. None of these types is `Send`, so all of it happens on the one thread
+//! that created the worker, as `UCS_THREAD_MODE_SINGLE` asks.
+#![allow(unsafe_code, reason = "calls UCX on the handles it owns")]
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::ptr::{self, NonNull};
+use std::rc::Rc;
+
+use ucx_sys::{Status, Ucx};
+
+use crate::context::Context;
+use crate::endpoint::KeyId;
+use crate::error::OpenError;
+use crate::frame::FRAME_BYTES_MAX;
+use crate::transfer::{Part, Run};
+
+/// The tag of control messages. Data goes by remote writes, so there is only one.
+const CONTROL_TAG: u64 = u64::from_be_bytes(*b"kvferry\0");
+
+/// A UCX worker. Used and dropped by the thread that created it.
+pub(crate) struct RawWorker {
+    context: Context,
+    raw: NonNull<ucx_sys::ucp_worker>,
+}
+
+impl RawWorker {
+    pub(crate) fn create(context: Context) -> Result<Rc<Self>, OpenError> {
+        let params = ucx_sys::ucp_worker_params_t {
+            field_mask: ucx_sys::UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+            thread_mode: ucx_sys::UCS_THREAD_MODE_SINGLE,
+            ..Default::default()
+        };
+        let mut raw = ptr::null_mut();
+        // SAFETY: the context lives as long as `context`; `raw` receives the worker.
+        let status = unsafe { context.ucx().ucp_worker_create(context.raw(), &raw const params, &raw mut raw) };
+        match NonNull::new(raw) {
+            Some(raw) if status == Status::OK => Ok(Rc::new(Self { context, raw })),
+            _ => Err(OpenError::Start { call: "ucp_worker_create", source: status }),
+        }
+    }
+
+    fn ucx(&self) -> &'static Ucx {
+        self.context.ucx()
+    }
+
+    /// What peers connect to.
+    pub(crate) fn address(&self) -> Result<Vec<u8>, OpenError> {
+        let mut attr =
+            ucx_sys::ucp_worker_attr_t { field_mask: ucx_sys::UCP_WORKER_ATTR_FIELD_ADDRESS, ..Default::default() };
+        // SAFETY: the worker is live; UCX fills the field that the mask names.
+        let status = unsafe { self.ucx().ucp_worker_query(self.raw.as_ptr(), &raw mut attr) };
+        if status != Status::OK || attr.address.is_null() {
+            return Err(OpenError::Start { call: "ucp_worker_query", source: status });
+        }
+        // SAFETY: UCX allocated `address_length` bytes at `address`, released only below.
+        let address = unsafe { std::slice::from_raw_parts(attr.address.cast::<u8>(), attr.address_length) }.to_vec();
+        // SAFETY: `address` came from the query above and is released only here.
+        unsafe { self.ucx().ucp_worker_release_address(self.raw.as_ptr(), attr.address) };
+        Ok(address)
+    }
+
+    /// The descriptor that becomes readable when an armed worker has work.
+    pub(crate) fn event_fd(&self) -> Result<BorrowedFd<'_>, OpenError> {
+        let mut fd: RawFd = -1;
+        // SAFETY: the worker is live; the context was made with the wakeup feature.
+        let status = unsafe { self.ucx().ucp_worker_get_efd(self.raw.as_ptr(), &raw mut fd) };
+        if status != Status::OK || fd < 0 {
+            return Err(OpenError::Start { call: "ucp_worker_get_efd", source: status });
+        }
+        // SAFETY: the descriptor belongs to the worker, which outlives the borrow.
+        Ok(unsafe { BorrowedFd::borrow_raw(fd) })
+    }
+
+    /// Whether UCX did anything.
+    pub(crate) fn progress(&self) -> bool {
+        // SAFETY: the worker is live, and callbacks do not call progress.
+        unsafe { self.ucx().ucp_worker_progress(self.raw.as_ptr()) != 0 }
+    }
+
+    /// Whether the thread may sleep on the event descriptor: `false` if there is work left.
+    pub(crate) fn arm(&self) -> bool {
+        // SAFETY: the worker is live.
+        unsafe { self.ucx().ucp_worker_arm(self.raw.as_ptr()) == Status::OK }
+    }
+
+    /// Starts to receive the next message, if there is one.
+    pub(crate) fn receive(&self) -> Option<Inbound> {
+        let mut info = ucx_sys::ucp_tag_recv_info_t::default();
+        // SAFETY: the worker is live; `info` receives the length.
+        let message = NonNull::new(unsafe {
+            self.ucx().ucp_tag_probe_nb(self.raw.as_ptr(), CONTROL_TAG, u64::MAX, 1, &raw mut info)
+        })?;
+        // A message over the limit is taken off the queue into no buffer at all: UCX reports it as truncated.
+        let room = if info.length > FRAME_BYTES_MAX { 0 } else { info.length };
+        let buffer = Rc::new(Buffer {
+            bytes: RefCell::new(vec![0; room]),
+            ucx: self.ucx(),
+            status: Cell::new(Status::INPROGRESS),
+        });
+        let mut param = request_param(ucx_sys::UCP_OP_ATTR_FIELD_CALLBACK, &buffer);
+        param.cb = ucx_sys::ucp_request_param_t__bindgen_ty_1 { recv: Some(message_received) };
+        let into = buffer.bytes.borrow_mut().as_mut_ptr().cast::<c_void>();
+        // SAFETY: `into` has room for `room` bytes and lives until the callback, through the count given away in `param`.
+        let pointer = unsafe {
+            self.ucx().ucp_tag_msg_recv_nbx(self.raw.as_ptr(), into, room, message.as_ptr(), &raw const param)
+        };
+        match ucx_sys::ucs_ptr_request(pointer) {
+            Ok(Some(_)) => {}
+            Ok(None) => finish_now(&param, |buffer: &Buffer| buffer.status.set(Status::OK)),
+            Err(status) => finish_now(&param, |buffer: &Buffer| buffer.status.set(status)),
+        }
+        Some(Inbound { buffer, length: info.length as u64 })
+    }
+
+    /// Makes an endpoint. Nothing is sent yet.
+    pub(crate) fn connect(self: &Rc<Self>, address: &[u8]) -> Result<RawEndpoint, Status> {
+        let failure = Rc::new(Cell::new(Status::OK));
+        let params = ucx_sys::ucp_ep_params_t {
+            field_mask: ucx_sys::UCP_EP_PARAM_FIELD_REMOTE_ADDRESS
+                | ucx_sys::UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE
+                | ucx_sys::UCP_EP_PARAM_FIELD_ERR_HANDLER,
+            address: address.as_ptr().cast(),
+            err_mode: ucx_sys::UCP_ERR_HANDLING_MODE_PEER,
+            err_handler: ucx_sys::ucp_err_handler_t {
+                cb: Some(endpoint_failed),
+                arg: Rc::into_raw(failure.clone()).cast_mut().cast(),
+            },
+            ..Default::default()
+        };
+        let mut raw = ptr::null_mut();
+        // SAFETY: UCX copies what it needs of the address; the count of `failure` given away goes back in `Closing::finish`.
+        let status = unsafe { self.ucx().ucp_ep_create(self.raw.as_ptr(), &raw const params, &raw mut raw) };
+        match NonNull::new(raw) {
+            Some(raw) if status == Status::OK => {
+                Ok(RawEndpoint { keys: BTreeMap::new(), raw, failure, worker: self.clone() })
+            }
+            _ => {
+                release_failure(&failure);
+                Err(status)
+            }
+        }
+    }
+}
+
+impl Drop for RawWorker {
+    fn drop(&mut self) {
+        // SAFETY: `raw` came from `ucp_worker_create` and is released only here; endpoints hold an `Rc` of the worker.
+        unsafe { self.ucx().ucp_worker_destroy(self.raw.as_ptr()) }
+    }
+}
+
+/// A message on its way in.
+pub(crate) struct Inbound {
+    buffer: Rc<Buffer>,
+    length: u64,
+}
+
+/// Where a message is received to. UCX writes the bytes by pointer between the post and the callback; they are borrowed by
+/// nobody in that time.
+struct Buffer {
+    bytes: RefCell<Vec<u8>>,
+    ucx: &'static Ucx,
+    status: Cell<Status>,
+}
+
+impl Inbound {
+    pub(crate) fn is_complete(&self) -> bool {
+        self.buffer.status.get() != Status::INPROGRESS
+    }
+
+    /// The message, or the length of one that could not be received. Call it when complete.
+    pub(crate) fn take(self) -> Result<Vec<u8>, u64> {
+        match self.buffer.status.get() {
+            Status::OK => Ok(self.buffer.bytes.take()),
+            _ => Err(self.length),
+        }
+    }
+}
+
+/// One endpoint with the keys that were unpacked on it.
+pub(crate) struct RawEndpoint {
+    keys: BTreeMap<KeyId, NonNull<ucx_sys::ucp_rkey>>,
+    raw: NonNull<ucx_sys::ucp_ep>,
+    failure: Rc<Cell<Status>>,
+    worker: Rc<RawWorker>, // last: the endpoint and its keys are its
+}
+
+impl RawEndpoint {
+    /// [`Status::OK`] until UCX reports the peer as failed.
+    pub(crate) fn failure(&self) -> Status {
+        self.failure.get()
+    }
+
+    pub(crate) fn import(&mut self, key: KeyId, packed: &[u8]) -> Result<(), Status> {
+        let mut raw = ptr::null_mut();
+        let ucx = self.worker.ucx();
+        // SAFETY: the endpoint is live. UCX does not check the bytes: the caller's card had a digest over them.
+        let status = unsafe { ucx.ucp_ep_rkey_unpack(self.raw.as_ptr(), packed.as_ptr().cast(), &raw mut raw) };
+        match NonNull::new(raw) {
+            Some(raw) if status == Status::OK => {
+                self.keys.insert(key, raw);
+                Ok(())
+            }
+            _ => Err(status),
+        }
+    }
+
+    /// Posts one write of a batch. The batch learns of its end.
+    pub(crate) fn put(&self, batch: &Rc<Batch>, part: &Part, run: Run) {
+        let Some(key) = self.keys.get(&part.remote.key) else { return batch.finished(Status::ERR_INVALID_PARAM) };
+        let mut param = request_param(
+            ucx_sys::UCP_OP_ATTR_FIELD_CALLBACK
+                | ucx_sys::UCP_OP_ATTR_FIELD_MEMH
+                | ucx_sys::UCP_OP_ATTR_FIELD_MEMORY_TYPE,
+            batch,
+        );
+        param.cb = ucx_sys::ucp_request_param_t__bindgen_ty_1 { send: Some(put_completed) };
+        param.memh = part.local.raw();
+        param.memory_type = ucx_sys::UCS_MEMORY_TYPE_HOST;
+        let count = usize::try_from(run.bytes).expect("inside a region, whose length is a usize");
+        let (from, to) = (part.local.address(run.local_offset), part.remote.base() + run.remote_offset);
+        batch.outstanding.set(batch.outstanding.get() + 1);
+        let ucx = self.worker.ucx();
+        // SAFETY: the run is inside the local region (`transfer::check`), which the batch holds until the callback, through the
+        // count given away in `param`. The key was unpacked on this endpoint and lives until no put is outstanding on it.
+        let pointer = unsafe { ucx.ucp_put_nbx(self.raw.as_ptr(), from, count, to, key.as_ptr(), &raw const param) };
+        match ucx_sys::ucs_ptr_request(pointer) {
+            Ok(Some(_)) => {}
+            Ok(None) => finish_now(&param, |batch: &Batch| batch.finished(Status::OK)),
+            Err(status) => finish_now(&param, |batch: &Batch| batch.finished(status)),
+        }
+    }
+
+    /// Sends one message. Its failure is the endpoint's.
+    pub(crate) fn send(&self, bytes: Vec<u8>, unsent: &Rc<Cell<u64>>) {
+        let outgoing = Rc::new(Outgoing { bytes, ucx: self.worker.ucx(), unsent: unsent.clone() });
+        unsent.set(unsent.get() + 1);
+        let mut param = request_param(ucx_sys::UCP_OP_ATTR_FIELD_CALLBACK, &outgoing);
+        param.cb = ucx_sys::ucp_request_param_t__bindgen_ty_1 { send: Some(message_sent) };
+        let (from, count) = (outgoing.bytes.as_ptr().cast(), outgoing.bytes.len());
+        let ucx = self.worker.ucx();
+        // SAFETY: `from` lives until the callback, through the count given away in `param`.
+        let pointer = unsafe { ucx.ucp_tag_send_nbx(self.raw.as_ptr(), from, count, CONTROL_TAG, &raw const param) };
+        if !matches!(ucx_sys::ucs_ptr_request(pointer), Ok(Some(_))) {
+            finish_now(&param, Outgoing::finished);
+        }
+    }
+
+    /// Starts a flush: when it has succeeded, the peer can see the puts that had completed well before.
+    pub(crate) fn flush(&self) -> Operation {
+        let param = ucx_sys::ucp_request_param_t::default();
+        let ucx = self.worker.ucx();
+        // SAFETY: the endpoint is live; no field of `param` is set.
+        Operation::new(ucx, unsafe { ucx.ucp_ep_flush_nbx(self.raw.as_ptr(), &raw const param) })
+    }
+
+    /// Starts to close the endpoint, which takes no operation from then on. With `force`, those in flight end with an error;
+    /// without, there must be none. `Closing` must be kept and the worker progressed until it is done.
+    pub(crate) fn close(mut self, force: bool) -> Closing {
+        if !force {
+            self.destroy_keys();
+        }
+        let param = ucx_sys::ucp_request_param_t {
+            op_attr_mask: ucx_sys::UCP_OP_ATTR_FIELD_FLAGS,
+            flags: if force { ucx_sys::UCP_EP_CLOSE_FLAG_FORCE } else { 0 },
+            ..Default::default()
+        };
+        let ucx = self.worker.ucx();
+        // SAFETY: the endpoint is live and used by nobody after this: `self` goes into `Closing`, which offers no operation.
+        let operation = Operation::new(ucx, unsafe { ucx.ucp_ep_close_nbx(self.raw.as_ptr(), &raw const param) });
+        Closing { operation, endpoint: self }
+    }
+
+    fn destroy_keys(&mut self) {
+        for (_, key) in std::mem::take(&mut self.keys) {
+            // SAFETY: the key came from `ucp_ep_rkey_unpack` and is released only here, when no put uses it.
+            unsafe { self.worker.ucx().ucp_rkey_destroy(key.as_ptr()) }
+        }
+    }
+}
+
+/// An endpoint that is going away, with everything UCX may still read of it: the cell that its error callback writes, and,
+/// after a forced close, the keys that cancelled puts name. The header wants keys destroyed before their endpoint, but also
+/// not before the operations that use them; a key belongs to its worker (`ucp_rkey_destroy`, read in UCX 1.22).
+pub(crate) struct Closing {
+    operation: Operation,
+    endpoint: RawEndpoint,
+}
+
+impl Closing {
+    pub(crate) fn failure(&self) -> Status {
+        self.endpoint.failure()
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.operation.result().is_some()
+    }
+
+    /// Releases what UCX no longer reads. Call it when closed and when no put of the endpoint is outstanding: dropping a
+    /// `Closing` instead leaks that, which is what a worker that ran out of time to stop does.
+    pub(crate) fn finish(mut self) {
+        self.endpoint.destroy_keys();
+        release_failure(&self.endpoint.failure);
+    }
+}
+
+/// The writes of one transfer, with the regions they read.
+pub(crate) struct Batch {
+    pub(crate) parts: Vec<Part>,
+    ucx: &'static Ucx,
+    outstanding: Cell<u64>,
+    first_error: Cell<Status>,
+}
+
+impl Batch {
+    pub(crate) fn new(context: &Context, parts: Vec<Part>) -> Rc<Self> {
+        let (outstanding, first_error) = (Cell::new(0), Cell::new(Status::OK));
+        Rc::new(Self { parts, ucx: context.ucx(), outstanding, first_error })
+    }
+
+    /// Puts that UCX has accepted and not completed.
+    pub(crate) fn outstanding(&self) -> u64 {
+        self.outstanding.get()
+    }
+
+    /// [`Status::OK`] until a put fails.
+    pub(crate) fn first_error(&self) -> Status {
+        self.first_error.get()
+    }
+
+    fn finished(&self, status: Status) {
+        self.outstanding.set(self.outstanding.get().saturating_sub(1));
+        if status.is_err() && self.first_error.get() == Status::OK {
+            self.first_error.set(status);
+        }
+    }
+}
+
+/// A message on its way out.
+struct Outgoing {
+    bytes: Vec<u8>,
+    ucx: &'static Ucx,
+    unsent: Rc<Cell<u64>>,
+}
+
+impl Outgoing {
+    fn finished(&self) {
+        self.unsent.set(self.unsent.get() - 1);
+    }
+}
+
+/// A flush or a close, polled.
+pub(crate) struct Operation {
+    ucx: &'static Ucx,
+    request: Result<NonNull<c_void>, Status>,
+}
+
+impl Operation {
+    fn new(ucx: &'static Ucx, pointer: ucx_sys::ucs_status_ptr_t) -> Self {
+        let request = match ucx_sys::ucs_ptr_request(pointer) {
+            Ok(Some(request)) => Ok(request),
+            Ok(None) => Err(Status::OK),
+            Err(status) => Err(status),
+        };
+        Self { ucx, request }
+    }
+
+    /// How it ended, once it has.
+    pub(crate) fn result(&self) -> Option<Status> {
+        match self.request {
+            Err(status) => Some(status),
+            Ok(request) => {
+                // SAFETY: the request is freed only when `self` drops.
+                let status = unsafe { self.ucx.ucp_request_check_status(request.as_ptr()) };
+                (status != Status::INPROGRESS).then_some(status)
+            }
+        }
+    }
+}
+
+impl Drop for Operation {
+    fn drop(&mut self) {
+        if let Ok(request) = self.request {
+            // SAFETY: the request came from UCX and is freed only here. If it is not complete, UCX frees it when it is; it
+            // names no memory of ours.
+            unsafe { self.ucx.ucp_request_free(request.as_ptr()) }
+        }
+    }
+}
+
+/// Parameters with a count of `held` given away as user data: the callback or [`finish_now`] takes it back.
+fn request_param<T>(fields: u32, held: &Rc<T>) -> ucx_sys::ucp_request_param_t {
+    ucx_sys::ucp_request_param_t {
+        op_attr_mask: fields | ucx_sys::UCP_OP_ATTR_FIELD_USER_DATA,
+        user_data: Rc::into_raw(held.clone()).cast_mut().cast(),
+        ..Default::default()
+    }
+}
+
+/// UCX took no request: no callback will come, so the count goes back here.
+fn finish_now<T>(param: &ucx_sys::ucp_request_param_t, finish: impl FnOnce(&T)) {
+    // SAFETY: `user_data` came from `request_param` for the same `T`, and no callback takes it.
+    let held = unsafe { Rc::from_raw(param.user_data.cast::<T>().cast_const()) };
+    finish(&held);
+}
+
+/// Takes back the count that an endpoint's error callback held: the endpoint is gone, or was never made.
+fn release_failure(failure: &Rc<Cell<Status>>) {
+    // SAFETY: `connect` gave one count of this cell away, and UCX calls the callback no more.
+    unsafe { Rc::decrement_strong_count(Rc::as_ptr(failure)) }
+}
+
+/// Ends a put.
+unsafe extern "C" fn put_completed(request: *mut c_void, status: Status, user_data: *mut c_void) {
+    // SAFETY: `put` gave this count away with its request, whose callback is called once, on the worker's thread.
+    let batch = unsafe { Rc::from_raw(user_data.cast::<Batch>().cast_const()) };
+    batch.finished(status);
+    // SAFETY: UCX hands the completed request over; it is freed only here.
+    unsafe { batch.ucx.ucp_request_free(request) }
+}
+
+/// Ends the sending of a message. A failure has also failed the endpoint, which says so.
+unsafe extern "C" fn message_sent(request: *mut c_void, _status: Status, user_data: *mut c_void) {
+    // SAFETY: as in `put_completed`, from `send`.
+    let outgoing = unsafe { Rc::from_raw(user_data.cast::<Outgoing>().cast_const()) };
+    outgoing.finished();
+    // SAFETY: as in `put_completed`.
+    unsafe { outgoing.ucx.ucp_request_free(request) }
+}
+
+/// Ends the receipt of a message.
+unsafe extern "C" fn message_received(
+    request: *mut c_void,
+    status: Status,
+    _info: *const ucx_sys::ucp_tag_recv_info_t,
+    user_data: *mut c_void,
+) {
+    // SAFETY: as in `put_completed`, from `receive`.
+    let buffer = unsafe { Rc::from_raw(user_data.cast::<Buffer>().cast_const()) };
+    buffer.status.set(status);
+    // SAFETY: as in `put_completed`.
+    unsafe { buffer.ucx.ucp_request_free(request) }
+}
+
+/// Notes that a peer failed. Closing is left to the progress loop: UCX allows no call on the endpoint here.
+unsafe extern "C" fn endpoint_failed(arg: *mut c_void, _endpoint: ucx_sys::ucp_ep_h, status: Status) {
+    // SAFETY: `arg` holds a count of the endpoint's cell until the endpoint is closed; this runs on the worker's thread.
+    let failure = unsafe { &*arg.cast::<Cell<Status>>() };
+    failure.set(status);
+}

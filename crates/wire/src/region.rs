@@ -1,0 +1,152 @@
+//! Registered memory.
+//!
+//! # Safety
+//!
+//! A registration is undone once, when the last clone of its region is gone, and before the memory is. Transfers hold a
+//! clone until they have completed.
+#![allow(unsafe_code, reason = "registers memory with UCX")]
+
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use ucx_sys::Status;
+
+use crate::context::Context;
+use crate::error::RegionError;
+use crate::memory::HostMemory;
+
+/// Registered host memory. Cheap to clone; the registration is undone when the last clone is gone, and transfers in
+/// flight hold one.
+#[derive(Clone, Debug)]
+pub struct Region {
+    inner: Arc<Registration>,
+}
+
+/// What a peer needs to reach a region: a claim, until it has been imported.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RegionCard {
+    /// First address in the owner's address space.
+    pub base: u64,
+    /// Length.
+    pub bytes: u64,
+    /// UCX's packed key.
+    pub key: Vec<u8>,
+}
+
+/// A registration with the memory it names.
+#[derive(Debug)]
+struct Registration {
+    context: Context,
+    raw: NonNull<ucx_sys::ucp_mem>,
+    key: Vec<u8>,
+    memory: HostMemory, // after `Drop` has undone the registration
+}
+
+// SAFETY: `raw` is used with the context's own lock (see `Context`), and handed to `ucp_put_nbx` of any worker of that context,
+// which only reads it.
+unsafe impl Send for Registration {}
+// SAFETY: as above.
+unsafe impl Sync for Registration {}
+
+impl Region {
+    pub(crate) fn register(context: &Context, memory: HostMemory) -> Result<Self, RegionError> {
+        let failed =
+            |source| RegionError::Register { base: memory.base().addr() as u64, bytes: memory.bytes() as u64, source };
+        let params = ucx_sys::ucp_mem_map_params_t {
+            field_mask: ucx_sys::UCP_MEM_MAP_PARAM_FIELD_ADDRESS
+                | ucx_sys::UCP_MEM_MAP_PARAM_FIELD_LENGTH
+                | ucx_sys::UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE,
+            address: memory.base(),
+            length: memory.bytes(),
+            memory_type: ucx_sys::UCS_MEMORY_TYPE_HOST,
+            ..Default::default()
+        };
+        let mut raw = ptr::null_mut();
+        // SAFETY: `params` names a live range; `raw` receives the registration.
+        let status = unsafe { context.ucx().ucp_mem_map(context.raw(), &raw const params, &raw mut raw) };
+        let raw = match NonNull::new(raw) {
+            Some(raw) if status == Status::OK => raw,
+            _ => return Err(failed(status)),
+        };
+        let key = pack(context, raw).map_err(|status| {
+            // SAFETY: `raw` was registered above and nothing uses it.
+            let _ = unsafe { context.ucx().ucp_mem_unmap(context.raw(), raw.as_ptr()) };
+            failed(status)
+        })?;
+        Ok(Self { inner: Arc::new(Registration { context: context.clone(), raw, key, memory }) })
+    }
+
+    /// First address.
+    #[must_use]
+    pub fn base(&self) -> u64 {
+        self.inner.memory.base().addr() as u64
+    }
+
+    /// Length, at least 1.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.inner.memory.bytes() as u64
+    }
+
+    /// What a peer needs to write here.
+    #[must_use]
+    pub fn card(&self) -> RegionCard {
+        RegionCard { base: self.base(), bytes: self.bytes(), key: self.inner.key.clone() }
+    }
+
+    /// Copies `from` into the region, `offset` bytes from its start. Does not wait for transfers: writing what one of them
+    /// moves gives it old or new bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError::Outside`]; nothing is written.
+    pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), RegionError> {
+        self.inner.memory.write(offset, from)
+    }
+
+    /// Fills `to` from the region, `offset` bytes from its start. Does not wait for transfers.
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError::Outside`]; `to` is unchanged.
+    pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<(), RegionError> {
+        self.inner.memory.read(offset, to)
+    }
+
+    pub(crate) fn raw(&self) -> ucx_sys::ucp_mem_h {
+        self.inner.raw.as_ptr()
+    }
+
+    /// Address of byte `offset`. The caller keeps it inside the region.
+    pub(crate) fn address(&self, offset: u64) -> *mut std::ffi::c_void {
+        let offset = usize::try_from(offset).expect("inside a region, whose length is a usize");
+        self.inner.memory.base().wrapping_byte_add(offset)
+    }
+}
+
+/// The registration's key as bytes.
+fn pack(context: &Context, raw: NonNull<ucx_sys::ucp_mem>) -> Result<Vec<u8>, Status> {
+    let (mut buffer, mut bytes) = (ptr::null_mut(), 0);
+    // SAFETY: `raw` is a live registration of this context; UCX allocates the buffer and says its length.
+    let status = unsafe { context.ucx().ucp_rkey_pack(context.raw(), raw.as_ptr(), &raw mut buffer, &raw mut bytes) };
+    if status != Status::OK || buffer.is_null() {
+        return Err(status);
+    }
+    // SAFETY: UCX filled `buffer` with `bytes` bytes, and it is released only below.
+    let key = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), bytes) }.to_vec();
+    // SAFETY: `buffer` came from `ucp_rkey_pack` and is released only here.
+    unsafe { context.ucx().ucp_rkey_buffer_release(buffer) };
+    Ok(key)
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        // SAFETY: `raw` came from `ucp_mem_map` with this context and is released only here; a transfer that uses it holds
+        // a clone of the region.
+        let status = unsafe { self.context.ucx().ucp_mem_unmap(self.context.raw(), self.raw.as_ptr()) };
+        if status != Status::OK {
+            tracing::warn!(%status, "UCX did not undo a registration");
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! A progress thread and the handle that commands it.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use crossbeam::channel::{Receiver, SendTimeoutError, Sender, bounded, unbounded};
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::context::Context;
+use crate::endpoint::{EndpointId, KeyId, RemoteRegion};
+use crate::error::{CommandError, OpenError, TransferError};
+use crate::event::{Event, TransferId};
+use crate::frame::FRAME_PAYLOAD_BYTES_MAX;
+use crate::progress::{self, Command, Posted};
+use crate::region::RegionCard;
+use crate::transfer::{self, Part};
+
+/// How long a command may take: it is a queue away from a thread that never blocks.
+const COMMAND_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Commands that may wait for the progress thread.
+const COMMANDS_MAX: usize = 1024;
+
+/// A UCX worker on a thread of its own. Callers from any thread send it commands; it answers with [`Event`]s.
+///
+/// Dropping it tells it to stop: frames already given to it are flushed for up to a second, what has not completed by then is
+/// cut off.
+#[derive(Debug)]
+pub struct Worker {
+    address: Vec<u8>,
+    epoch: u64,
+    commands: Sender<Command>,
+    wake: Arc<OwnedFd>,
+    next_id: AtomicU64,
+    stopped: Receiver<()>,
+}
+
+impl Worker {
+    /// Starts the thread. `epoch` names this life of the worker to its peers and must never be used again: take it from a
+    /// random source.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError`]; no thread is left behind.
+    pub fn start(context: &Context, epoch: u64) -> Result<(Self, Receiver<Event>), OpenError> {
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?);
+        let (commands, command_queue) = bounded(COMMANDS_MAX);
+        let (event_queue, events) = unbounded();
+        let (started, start) = bounded(1);
+        let (stop, stopped) = bounded(0);
+        let links = progress::Links { commands: command_queue, events: event_queue, wake: wake.clone(), stopped: stop };
+        let context = context.clone();
+        thread::Builder::new()
+            .name("kvferry-wire".to_owned())
+            .spawn(move || progress::run(context, epoch, links, &started))?;
+        let address = start.recv().map_err(|_| io::Error::other("the progress thread ended at once"))??;
+        Ok((Self { address, epoch, commands, wake, next_id: AtomicU64::new(0), stopped }, events))
+    }
+
+    /// What a peer needs to connect.
+    #[must_use]
+    pub fn address(&self) -> &[u8] {
+        &self.address
+    }
+
+    /// This life of the worker.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Makes an endpoint to the worker of epoch `peer_epoch` at `address`. Returns before anything has been sent: that the
+    /// peer is there shows in its first frame, that it is not in [`Event::EndpointFailed`].
+    ///
+    /// UCX reads `address` without checks of its own: take it from a card whose digest has been checked.
+    ///
+    /// # Errors
+    ///
+    /// [`CommandError`]; no endpoint is left behind.
+    pub fn connect(&self, address: &[u8], peer_epoch: u64) -> Result<EndpointId, CommandError> {
+        let endpoint = EndpointId(self.next_id());
+        self.ask(|reply| Command::Connect { endpoint, address: address.to_owned(), peer_epoch, reply })?;
+        Ok(endpoint)
+    }
+
+    /// Makes a peer's region a target of transfers on `endpoint`. The key is released with the endpoint.
+    ///
+    /// # Errors
+    ///
+    /// [`CommandError`]: a claimed range that cannot be, no such endpoint, or a key that UCX cannot unpack.
+    pub fn import(&self, endpoint: EndpointId, card: &RegionCard) -> Result<RemoteRegion, CommandError> {
+        let key = KeyId(self.next_id());
+        let range = CommandError::Range { base: card.base, bytes: card.bytes };
+        let region = RemoteRegion::new(endpoint, key, card).ok_or(range)?;
+        self.ask(|reply| Command::Import { endpoint, key, packed: card.key.clone(), reply })?;
+        Ok(region)
+    }
+
+    /// Sends one frame. Frames of one endpoint arrive in order, but are not ordered against transfers: say that a transfer
+    /// has arrived only after its [`Event::TransferDone`]. A frame for an endpoint that is gone is dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`CommandError`]: payload over [`FRAME_PAYLOAD_BYTES_MAX`], or the worker has stopped.
+    pub fn send(&self, endpoint: EndpointId, kind: u16, payload: Vec<u8>) -> Result<(), CommandError> {
+        if payload.len() > FRAME_PAYLOAD_BYTES_MAX {
+            return Err(CommandError::PayloadTooLong { bytes: payload.len() });
+        }
+        self.command(Command::Send { endpoint, kind, payload })
+    }
+
+    /// Checks `parts` against their regions and posts them. Nothing is posted unless all of it is in bounds. Ends with one
+    /// [`Event::TransferDone`] that names `transfer`; an empty list ends well.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError`]; then nothing was posted and no event follows.
+    pub fn put(&self, endpoint: EndpointId, transfer: TransferId, parts: Vec<Part>) -> Result<(), TransferError> {
+        if let Some(part) = parts.iter().position(|part| part.remote.endpoint != endpoint) {
+            return Err(TransferError::OtherEndpoint { part });
+        }
+        let size = transfer::check(&parts)?;
+        Ok(self.command(Command::Put(Posted { endpoint, transfer, parts, size }))?)
+    }
+
+    /// Cuts the connection. Transfers in flight end with [`PutError::Endpoint`](crate::PutError::Endpoint); what they had
+    /// posted may or may not have arrived. No [`Event::EndpointFailed`] follows.
+    ///
+    /// # Errors
+    ///
+    /// [`CommandError`] if the worker has stopped.
+    pub fn close(&self, endpoint: EndpointId) -> Result<(), CommandError> {
+        self.command(Command::Close { endpoint })
+    }
+
+    fn next_id(&self) -> u64 {
+        self.next_id.fetch_add(1, Ordering::Relaxed) // only uniqueness is asked of it
+    }
+
+    /// Sends a command that is answered, and waits for the answer.
+    fn ask(&self, command: impl FnOnce(Sender<Result<(), CommandError>>) -> Command) -> Result<(), CommandError> {
+        let (reply, answer) = bounded(1);
+        self.command(command(reply))?;
+        answer.recv_timeout(COMMAND_DEADLINE).unwrap_or(Err(CommandError::Stuck(COMMAND_DEADLINE)))
+    }
+
+    fn command(&self, command: Command) -> Result<(), CommandError> {
+        self.commands.send_timeout(command, COMMAND_DEADLINE).map_err(|error| match error {
+            SendTimeoutError::Timeout(_) => CommandError::Stuck(COMMAND_DEADLINE),
+            SendTimeoutError::Disconnected(_) => CommandError::Stopped,
+        })?;
+        progress::wake(&self.wake);
+        Ok(())
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        if self.command(Command::Stop).is_ok() {
+            // Ends with the thread; past the deadline the thread is stuck inside UCX and is left to the process's end.
+            if self.stopped.recv_timeout(COMMAND_DEADLINE) == Err(crossbeam::channel::RecvTimeoutError::Timeout) {
+                tracing::error!("the progress thread did not stop");
+            }
+        }
+    }
+}
