@@ -1,0 +1,10 @@
+//! Tests of `kvferry-layout` through its public API.
+#![expect(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
+
+mod build;
+mod check;
+mod codec;
+mod config;
+mod digest;
+mod golden;
+mod tables;
