@@ -1,0 +1,201 @@
+//! What can be wrong when two instances are matched, a template is made or block maps are bound to it.
+
+use std::fmt;
+use std::ops::Range;
+
+use kvferry_layout::{GroupId, Layer, LayerMask, PoolId, Role, Slot};
+
+use crate::compatible::Mismatch;
+use crate::layers::LayerList;
+
+/// Which of the two instances a value belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Side {
+    /// The instance that has the bytes.
+    Source,
+    /// The instance that gets them.
+    Destination,
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Source => "source",
+            Self::Destination => "destination",
+        })
+    }
+}
+
+/// Why a destination rank cannot be served by a source instance. Nothing may move between the two: fix their set-up.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MatchError {
+    /// The two sides serve different models, or count hidden layers differently.
+    #[error("source rank {source_rank} has {source_layers} hidden layers, the destination {destination_layers}")]
+    HiddenLayers {
+        /// First source rank that differs.
+        source_rank: u32,
+        /// Its hidden layers.
+        source_layers: u32,
+        /// Those of the destination rank.
+        destination_layers: u32,
+    },
+
+    /// The same row is stored in ways between which bytes cannot be copied. Start one side with the other's settings.
+    #[error("{role} of layer {layer}: source rank {source_rank} and the destination differ in {mismatch}")]
+    Incompatible {
+        /// Source rank whose row differs.
+        source_rank: u32,
+        /// Layer of the row.
+        layer: Layer,
+        /// Role of the row.
+        role: Role,
+        /// What differs.
+        mismatch: Mismatch,
+    },
+
+    /// Both sides hold the layer, but only one has a row of this role for it. Give both the same layer mask.
+    #[error(
+        "{role} of layer {layer}: only the {} has it, though both hold the layer (of the destination rank's layers the \
+         source has {source_mask}, the destination {destination_mask})",
+        if *lacking == Side::Source { Side::Destination } else { Side::Source }
+    )]
+    MissingRole {
+        /// First layer where the two differ.
+        layer: Layer,
+        /// Role that one side lacks there.
+        role: Role,
+        /// The side without it.
+        lacking: Side,
+        /// Of the layers that the destination rank holds, those whose row some source rank has.
+        source_mask: LayerMask,
+        /// The layers whose row the destination rank has.
+        destination_mask: LayerMask,
+    },
+
+    /// No source rank holds these cells. Name every rank of the source instance, or mend its cut.
+    #[error("{role} of layers {layers}: no source rank holds units {}..{} of plane {plane}", units.start, units.end)]
+    Uncovered {
+        /// Role of the cells.
+        role: Role,
+        /// Every layer that lacks them.
+        layers: LayerList,
+        /// Plane of the row.
+        plane: usize,
+        /// Units that nobody holds.
+        units: Range<u32>,
+    },
+}
+
+/// Why there is no template for a pair of ranks.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TemplateError {
+    /// This rank sends nothing to the destination rank. Ask only for ranks that [`crate::Assignment::sources`] lists.
+    #[error("source rank {source_rank} sends nothing to destination rank {destination_rank}")]
+    NotASource {
+        /// Rank asked for.
+        source_rank: u32,
+        /// Rank of the assignment.
+        destination_rank: u32,
+    },
+
+    /// The block sizes have next to nothing in common. Choose sizes of which one divides the other, or nearly.
+    #[error(
+        "blocks of {source_tokens} and {destination_tokens} tokens overlap in {phases} ways; for {arrays} arrays that is \
+         more than {pieces_max} pieces"
+    )]
+    TooManyPieces {
+        /// Tokens of a source block.
+        source_tokens: u32,
+        /// Tokens of a destination block.
+        destination_tokens: u32,
+        /// Different overlaps of a source block and a destination block.
+        phases: u64,
+        /// Strided arrays to move for each of them.
+        arrays: u64,
+        /// Most pieces before merging.
+        pieces_max: u64,
+    },
+}
+
+/// Why a template cannot be bound to block maps. Nothing is to be moved: the request's block maps or tokens are wrong.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BindError {
+    /// Give one block map for each group of the side's page table, in its order.
+    #[error("{maps} block maps for the {groups} groups of the {side}")]
+    MapCount {
+        /// Side of the maps.
+        side: Side,
+        /// Groups of its table.
+        groups: usize,
+        /// Maps given.
+        maps: usize,
+    },
+
+    /// The tokens need a block that the map does not reach. Give a longer map, or fewer tokens.
+    #[error("{side} group {group}: block {ordinal} is needed, the block map holds {first}..{end}")]
+    OutOfMap {
+        /// Side of the map.
+        side: Side,
+        /// Group of the map.
+        group: GroupId,
+        /// Ordinal that is needed.
+        ordinal: u64,
+        /// First ordinal of the map.
+        first: u64,
+        /// The ordinal after its last.
+        end: u64,
+    },
+
+    /// The tokens need a block that the map says is not there. Fill the hole, or give fewer tokens.
+    #[error("{side} group {group}: block {ordinal} is needed, the block map has a hole there")]
+    Hole {
+        /// Side of the map.
+        side: Side,
+        /// Group of the map.
+        group: GroupId,
+        /// Ordinal of the hole.
+        ordinal: u64,
+    },
+
+    /// The map names a slot that its pool does not have. Mend the map.
+    #[error("{side} group {group}: block {ordinal} is in slot {slot}, pool {pool} has {slot_count}")]
+    SlotOutOfRange {
+        /// Side of the map.
+        side: Side,
+        /// Group of the map.
+        group: GroupId,
+        /// Ordinal of the block.
+        ordinal: u64,
+        /// Its slot.
+        slot: Slot,
+        /// Pool that lacks the slot.
+        pool: PoolId,
+        /// Slots of that pool.
+        slot_count: u32,
+    },
+
+    /// Two blocks would be written to the same slot. Mend the destination's maps.
+    #[error(
+        "destination slot {slot} is named twice: for block {earlier_ordinal} of group {earlier_group} and for block \
+         {ordinal} of group {group}"
+    )]
+    SlotTwice {
+        /// The slot.
+        slot: Slot,
+        /// Group of the later block.
+        group: GroupId,
+        /// Its ordinal.
+        ordinal: u64,
+        /// Group of the earlier block.
+        earlier_group: GroupId,
+        /// Its ordinal.
+        earlier_ordinal: u64,
+    },
+
+    /// The bytes do not fit in 64 bits: the pools are not real memory. Refuse the tables.
+    #[error("the bytes of the plan do not fit in 64 bits")]
+    TooManyBytes,
+}
