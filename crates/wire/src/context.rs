@@ -91,6 +91,10 @@ impl Context {
         let status = unsafe { ucx.ucp_init(&raw const params, config.raw.as_ptr(), &raw mut raw) };
         match NonNull::new(raw) {
             Some(raw) if status == Status::OK => Ok(Self { inner: Arc::new(Inner { ucx, raw }) }),
+            _ if status == Status::ERR_NO_DEVICE => {
+                let given = || std::env::var("UCX_TLS").unwrap_or_else(|_| "all".to_owned());
+                Err(OpenError::Transports { list: options.transports.clone().unwrap_or_else(given), source: status })
+            }
             _ => Err(OpenError::Start { call: "ucp_init", source: status }),
         }
     }

@@ -22,7 +22,15 @@ pub enum OpenError {
         /// UCX's reason.
         source: Status,
     },
-    /// UCX refused to start: for a transport list, none of it is on this machine.
+    /// None of the transports asked for can be used on this machine. `tcp` can everywhere.
+    #[error("UCX cannot use the transports {list:?} here")]
+    Transports {
+        /// As given, or as in `UCX_TLS`.
+        list: String,
+        /// UCX's reason.
+        source: Status,
+    },
+    /// UCX refused to start.
     #[error("UCX does not start in {call}")]
     Start {
         /// The call that failed.
@@ -78,7 +86,7 @@ pub enum CommandError {
     #[error("the worker has stopped")]
     Stopped,
     /// The progress thread did not answer: it is stuck inside UCX. Give the worker up.
-    #[error("the progress thread did not answer within {0:?}")]
+    #[error("the progress thread did not answer within {0:.1?}")]
     Stuck(Duration),
     /// The endpoint was closed or has failed. Connect again.
     #[error("no such endpoint")]

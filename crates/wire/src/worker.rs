@@ -52,11 +52,12 @@ impl Worker {
         let (event_queue, events) = unbounded();
         let (started, start) = bounded(1);
         let (stop, stopped) = bounded(0);
-        let links = progress::Links { commands: command_queue, events: event_queue, wake: wake.clone(), stopped: stop };
+        let links = progress::Links { commands: command_queue, events: event_queue, wake: wake.clone() };
         let context = context.clone();
-        thread::Builder::new()
-            .name("kvferry-wire".to_owned())
-            .spawn(move || progress::run(context, epoch, links, &started))?;
+        thread::Builder::new().name("kvferry-wire".to_owned()).spawn(move || {
+            progress::run(context, epoch, links, &started);
+            drop(stop); // the handle sees the channel disconnect
+        })?;
         let address = start.recv().map_err(|_| io::Error::other("the progress thread ended at once"))??;
         Ok((Self { address, epoch, commands, wake, next_id: AtomicU64::new(0), stopped }, events))
     }
