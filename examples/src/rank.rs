@@ -1,11 +1,10 @@
 //! One rank's run, up to the point where the two sides differ: pools, bytes, the meeting, the engine.
 
-use std::error::Error;
 use std::sync::Arc;
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
-use kvferry::{Engine, EngineOptions, Link, RequestKey, Transfer, TransferError};
+use kvferry::{Engine, EngineOptions, Link, RequestKey, Transfer};
 use kvferry_layout::{PageTable, PoolId, Slot};
 use kvferry_match::BlockMap;
 use kvferry_wire::{Region, RegionError};
@@ -160,29 +159,13 @@ pub fn wait<R>(transfer: &Transfer<R>, total_bytes: Option<u64>, voice: &mut Voi
     let mut moved_bytes = 0;
     loop {
         if let Some(outcome) = transfer.wait(LOOK_INTERVAL) {
-            return outcome.map_err(|error| Failure::failed(Ended(error)));
+            return outcome.map_err(Failure::failed);
         }
         let now = transfer.moved_bytes();
         if now > moved_bytes {
             moved_bytes = now;
             voice.progress(Phase::Move, moved_bytes, total_bytes);
         }
-    }
-}
-
-/// The engine shares an outcome's error with all who ask for it.
-#[derive(Debug)]
-struct Ended(Arc<TransferError>);
-
-impl std::fmt::Display for Ended {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl Error for Ended {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.0.source()
     }
 }
 
