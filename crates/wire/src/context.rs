@@ -143,6 +143,12 @@ impl Context {
         Region::register(self, memory)
     }
 
+    /// Whether `region` was registered with this context. Another's is of no use here.
+    #[must_use]
+    pub fn owns(&self, region: &Region) -> bool {
+        Arc::ptr_eq(&self.inner, &region.context().inner)
+    }
+
     pub(crate) fn ucx(&self) -> &'static Ucx {
         self.inner.ucx
     }

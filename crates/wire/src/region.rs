@@ -114,6 +114,10 @@ impl Region {
         self.inner.memory.read(offset, to)
     }
 
+    pub(crate) fn context(&self) -> &Context {
+        &self.inner.context
+    }
+
     pub(crate) fn raw(&self) -> ucx_sys::ucp_mem_h {
         self.inner.raw.as_ptr()
     }
