@@ -21,7 +21,7 @@ use crate::context::Context;
 use crate::endpoint::KeyId;
 use crate::error::OpenError;
 use crate::frame::FRAME_BYTES_MAX;
-use crate::transfer::{Part, Run};
+use crate::region::Region;
 
 /// The tag of control messages. Data goes by remote writes, so there is only one.
 const CONTROL_TAG: u64 = u64::from_be_bytes(*b"kvferry\0");
@@ -215,8 +215,12 @@ impl RawEndpoint {
     }
 
     /// Posts one write of a batch. The batch learns of its end.
-    pub(crate) fn put(&self, batch: &Rc<Batch>, part: &Part, run: Run) {
-        let Some(key) = self.keys.get(&part.remote.key) else { return batch.finished(Status::ERR_INVALID_PARAM) };
+    pub(crate) fn put(&self, batch: &Rc<Batch>, put: &Put) {
+        let known = self.keys.get(&put.key).zip(batch.held.get(put.held));
+        let Some((key, region)) = known.filter(|(_, region)| region.contains(put.offset, put.bytes)) else {
+            batch.first_error.set(Status::ERR_INVALID_PARAM);
+            return;
+        };
         let mut param = request_param(
             ucx_sys::UCP_OP_ATTR_FIELD_CALLBACK
                 | ucx_sys::UCP_OP_ATTR_FIELD_MEMH
@@ -224,15 +228,17 @@ impl RawEndpoint {
             batch,
         );
         param.cb = ucx_sys::ucp_request_param_t__bindgen_ty_1 { send: Some(put_completed) };
-        param.memh = part.local.raw();
+        param.memh = region.raw();
         param.memory_type = ucx_sys::UCS_MEMORY_TYPE_HOST;
-        let count = usize::try_from(run.bytes).expect("inside a region, whose length is a usize");
-        let (from, to) = (part.local.address(run.local_offset), part.remote.base() + run.remote_offset);
+        let count = usize::try_from(put.bytes).expect("inside a region, whose length is a usize");
+        let from = region.address(put.offset).cast();
         batch.outstanding.set(batch.outstanding.get() + 1);
         let ucx = self.worker.ucx();
-        // SAFETY: the run is inside the local region (`transfer::check`), which the batch holds until the callback, through the
-        // count given away in `param`. The key was unpacked on this endpoint and lives until no put is outstanding on it.
-        let pointer = unsafe { ucx.ucp_put_nbx(self.raw.as_ptr(), from, count, to, key.as_ptr(), &raw const param) };
+        // SAFETY: the range is inside the local region, which the batch holds until the callback, through the count given away
+        // in `param`. The key was unpacked on this endpoint and lives until no put is
+        // outstanding on it.
+        let pointer =
+            unsafe { ucx.ucp_put_nbx(self.raw.as_ptr(), from, count, put.to, key.as_ptr(), &raw const param) };
         match ucx_sys::ucs_ptr_request(pointer) {
             Ok(Some(_)) => {}
             Ok(None) => finish_now(&param, |batch: &Batch| batch.finished(Status::OK)),
@@ -313,18 +319,29 @@ impl Closing {
     }
 }
 
-/// The writes of one transfer, with the regions they read.
+/// One write.
+pub(crate) struct Put {
+    /// Which of the batch's regions is read.
+    pub(crate) held: usize,
+    pub(crate) offset: u64,
+    pub(crate) key: KeyId,
+    /// Address in the peer, inside of the region that `key` is for: nothing else checks it.
+    pub(crate) to: u64,
+    pub(crate) bytes: u64,
+}
+
+/// Writes that are waited for together, with the regions they read.
 pub(crate) struct Batch {
-    pub(crate) parts: Vec<Part>,
+    held: Vec<Region>,
     ucx: &'static Ucx,
     outstanding: Cell<u64>,
     first_error: Cell<Status>,
 }
 
 impl Batch {
-    pub(crate) fn new(context: &Context, parts: Vec<Part>) -> Rc<Self> {
+    pub(crate) fn new(context: &Context, held: Vec<Region>) -> Rc<Self> {
         let (outstanding, first_error) = (Cell::new(0), Cell::new(Status::OK));
-        Rc::new(Self { parts, ucx: context.ucx(), outstanding, first_error })
+        Rc::new(Self { held, ucx: context.ucx(), outstanding, first_error })
     }
 
     /// Puts that UCX has accepted and not completed.

@@ -10,6 +10,7 @@ use std::time::Duration;
 use crossbeam::channel::{Receiver, SendTimeoutError, Sender, bounded, unbounded};
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::address::WorkerCard;
 use crate::context::Context;
 use crate::endpoint::{EndpointId, KeyId, RemoteRegion};
 use crate::error::{CommandError, OpenError, TransferError};
@@ -17,7 +18,8 @@ use crate::event::{Event, TransferId};
 use crate::frame::FRAME_PAYLOAD_BYTES_MAX;
 use crate::progress::{self, Command, Posted};
 use crate::region::RegionCard;
-use crate::transfer::{self, Part};
+use crate::share::{Mapped, ShareCard};
+use crate::transfer::{Part, Work};
 
 /// How long a command may take: it is a queue away from a thread that never blocks.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(10);
@@ -31,6 +33,7 @@ const COMMANDS_MAX: usize = 1024;
 /// cut off.
 #[derive(Debug)]
 pub struct Worker {
+    context: Context,
     address: Vec<u8>,
     epoch: u64,
     commands: Sender<Command>,
@@ -53,13 +56,13 @@ impl Worker {
         let (started, start) = bounded(1);
         let (stop, stopped) = bounded(0);
         let links = progress::Links { commands: command_queue, events: event_queue, wake: wake.clone() };
-        let context = context.clone();
+        let (context, its_context) = (context.clone(), context.clone());
         thread::Builder::new().name("kvferry-wire".to_owned()).spawn(move || {
-            progress::run(context, epoch, links, &started);
+            progress::run(its_context, epoch, links, &started);
             drop(stop); // the handle sees the channel disconnect
         })?;
         let address = start.recv().map_err(|_| io::Error::other("the progress thread ended at once"))??;
-        Ok((Self { address, epoch, commands, wake, next_id: AtomicU64::new(0), stopped }, events))
+        Ok((Self { context, address, epoch, commands, wake, next_id: AtomicU64::new(0), stopped }, events))
     }
 
     /// What a peer needs to connect.
@@ -77,14 +80,14 @@ impl Worker {
     /// Makes an endpoint to the worker of epoch `peer_epoch` at `address`. Returns before anything has been sent: that the
     /// peer is there shows in its first frame, that it is not in [`Event::EndpointFailed`].
     ///
-    /// UCX reads `address` without checks of its own: take it from a card whose digest has been checked.
-    ///
     /// # Errors
     ///
     /// [`CommandError`]; no endpoint is left behind.
     pub fn connect(&self, address: &[u8], peer_epoch: u64) -> Result<EndpointId, CommandError> {
         let endpoint = EndpointId(self.next_id());
-        self.ask(|reply| Command::Connect { endpoint, address: address.to_owned(), peer_epoch, reply })?;
+        let card = WorkerCard::parse(address, self.context.ucx_version())?;
+        let inbox = card.inbox.as_ref().and_then(|inbox| self.map(inbox.region.share.as_ref(), inbox.region.bytes));
+        self.ask(|reply| Command::Connect { endpoint, card, inbox, peer_epoch, reply })?;
         Ok(endpoint)
     }
 
@@ -97,8 +100,15 @@ impl Worker {
         let key = KeyId(self.next_id());
         let range = CommandError::Range { base: card.base, bytes: card.bytes };
         let region = RemoteRegion::new(endpoint, key, card).ok_or(range)?;
-        self.ask(|reply| Command::Import { endpoint, key, packed: card.key.clone(), reply })?;
+        let target = self.map(card.share.as_ref(), card.bytes);
+        self.ask(|reply| Command::Import { endpoint, key, packed: card.key.clone(), target, reply })?;
         Ok(region)
+    }
+
+    /// Maps memory of a peer, if it runs on this host and the transports do not forbid it.
+    fn map(&self, share: Option<&ShareCard>, bytes: u64) -> Option<Arc<Mapped>> {
+        let share = share.filter(|_| self.context.options().allows_shared_memory())?;
+        Mapped::open(share, bytes).map(Arc::new)
     }
 
     /// Sends one frame. Frames of one endpoint arrive in order, but are not ordered against transfers: say that a transfer
@@ -124,8 +134,8 @@ impl Worker {
         if let Some(part) = parts.iter().position(|part| part.remote.endpoint != endpoint) {
             return Err(TransferError::OtherEndpoint { part });
         }
-        let size = transfer::check(&parts)?;
-        Ok(self.command(Command::Put(Posted { endpoint, transfer, parts, size }))?)
+        let work = Work::check(parts)?;
+        Ok(self.command(Command::Put(Posted { endpoint, transfer, work }))?)
     }
 
     /// Cuts the connection. Transfers in flight end with [`PutError::Endpoint`](crate::PutError::Endpoint); what they had
