@@ -79,6 +79,13 @@ pub(crate) struct Posted {
     pub(crate) endpoint: EndpointId,
     pub(crate) transfer: TransferId,
     pub(crate) work: Work,
+    pub(crate) notice: Option<Notice>,
+}
+
+/// A frame that is sent when a transfer has ended well.
+pub(crate) struct Notice {
+    pub(crate) kind: u16,
+    pub(crate) payload: Vec<u8>,
 }
 
 /// What ties the thread to its handle.
@@ -121,7 +128,7 @@ struct Progress {
     connections: BTreeMap<EndpointId, Connection>,
     leaving: Vec<Leaving>,
     closing: Vec<(Closed, Closing)>,
-    transfers: Vec<InFlight>,
+    transfers: Vec<(InFlight, Option<Notice>)>,
     next_stream: u64,
     outbox: Outbox,
     service: Service,
@@ -223,11 +230,12 @@ impl Progress {
                     connection.send(&sender, kind, &payload);
                 }
             }
-            Command::Put(Posted { endpoint, transfer, work }) => {
+            Command::Put(Posted { endpoint, transfer, work, notice }) => {
                 let stream = StreamId(self.next_stream);
                 self.next_stream += 1;
                 let connection = self.connections.get_mut(&endpoint);
-                self.transfers.push(InFlight::new(endpoint, transfer, work, &self.context, connection, stream));
+                let transfer = InFlight::new(endpoint, transfer, work, &self.context, connection, stream);
+                self.transfers.push((transfer, notice));
             }
             Command::Close { endpoint } => {
                 if let Some(connection) = self.connections.remove(&endpoint) {
@@ -264,7 +272,7 @@ impl Progress {
         let now = Instant::now();
         let mut stalled = Vec::new();
         while index < self.transfers.len() {
-            let transfer = &mut self.transfers[index];
+            let (transfer, _) = &mut self.transfers[index];
             let connection = match self.connections.get_mut(&transfer.endpoint) {
                 Some(connection) => Ok(connection),
                 None => Err(closed_because(&self.closing, transfer.endpoint)),
@@ -279,8 +287,13 @@ impl Progress {
             }
             match ended {
                 Some(result) => {
-                    let transfer = self.transfers.swap_remove(index).transfer;
-                    self.tell(Event::TransferDone { transfer, result });
+                    let (ended, notice) = self.transfers.swap_remove(index);
+                    if let (Some(notice), Ok(_)) = (notice, &result)
+                        && let Some(connection) = self.connections.get(&ended.endpoint)
+                    {
+                        connection.send(&sender, notice.kind, &notice.payload);
+                    }
+                    self.tell(Event::TransferDone { transfer: ended.transfer, result });
                 }
                 None => {
                     if transfer.has_stalled(now, self.context.options().stall_deadline) {
@@ -334,7 +347,8 @@ impl Progress {
             _ => None,
         };
         let transfer = stream.filter(|_| from_peer).and_then(|stream| {
-            self.transfers.iter_mut().find(|t| t.endpoint == endpoint && t.stream() == Some(stream))
+            let mut transfers = self.transfers.iter_mut().map(|(transfer, _)| transfer);
+            transfers.find(|transfer| transfer.endpoint == endpoint && transfer.stream() == Some(stream))
         });
         match (message.body, transfer) {
             (Body::Grant { chunks, .. }, Some(transfer)) => transfer.granted(&chunks),
@@ -357,7 +371,7 @@ impl Progress {
     fn reap_closed(&mut self) {
         let transfers = &self.transfers;
         let closed = |(whose, closing): &mut (Closed, Closing)| {
-            let used = |id: &EndpointId| transfers.iter().any(|transfer| transfer.endpoint == *id);
+            let used = |id: &EndpointId| transfers.iter().any(|(transfer, _)| transfer.endpoint == *id);
             closing.is_closed() && !matches!(whose, Closed::Caller(id) if used(id))
         };
         for (whose, closing) in self.closing.extract_if(.., closed) {

@@ -16,7 +16,7 @@ use crate::endpoint::{EndpointId, KeyId, RemoteRegion};
 use crate::error::{CommandError, OpenError, TransferError};
 use crate::event::{Event, TransferId};
 use crate::frame::FRAME_PAYLOAD_BYTES_MAX;
-use crate::progress::{self, Command, Posted};
+use crate::progress::{self, Command, Notice, Posted};
 use crate::region::RegionCard;
 use crate::share::{Mapped, ShareCard};
 use crate::transfer::{Part, Work};
@@ -131,11 +131,41 @@ impl Worker {
     ///
     /// [`TransferError`]; then nothing was posted and no event follows.
     pub fn put(&self, endpoint: EndpointId, transfer: TransferId, parts: Vec<Part>) -> Result<(), TransferError> {
+        self.post(endpoint, transfer, parts, None)
+    }
+
+    /// As [`put`](Self::put), and sends a frame to the peer the moment that the transfer has ended well: sooner than its
+    /// owner, who has yet to hear of it, could. No frame is sent of one that ended badly.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError`]; then nothing was posted and no event follows.
+    pub fn put_then_send(
+        &self,
+        endpoint: EndpointId,
+        transfer: TransferId,
+        parts: Vec<Part>,
+        kind: u16,
+        payload: Vec<u8>,
+    ) -> Result<(), TransferError> {
+        if payload.len() > FRAME_PAYLOAD_BYTES_MAX {
+            return Err(CommandError::PayloadTooLong { bytes: payload.len() }.into());
+        }
+        self.post(endpoint, transfer, parts, Some(Notice { kind, payload }))
+    }
+
+    fn post(
+        &self,
+        endpoint: EndpointId,
+        transfer: TransferId,
+        parts: Vec<Part>,
+        notice: Option<Notice>,
+    ) -> Result<(), TransferError> {
         if let Some(part) = parts.iter().position(|part| part.remote.endpoint != endpoint) {
             return Err(TransferError::OtherEndpoint { part });
         }
         let work = Work::check(parts)?;
-        Ok(self.command(Command::Put(Posted { endpoint, transfer, work }))?)
+        Ok(self.command(Command::Put(Posted { endpoint, transfer, work, notice }))?)
     }
 
     /// Cuts the connection. Transfers in flight end with [`PutError::Endpoint`](crate::PutError::Endpoint); what they had
