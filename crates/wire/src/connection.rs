@@ -15,6 +15,7 @@ use crate::error::{CommandError, PutError};
 use crate::frame::{self, Audience};
 use crate::inbox::message::{Body, ConnectionId, Message};
 use crate::inbox::target::{DESCRIPTION_BYTES_MAX, Peer};
+use crate::process::Process;
 use crate::raw::{Closing, Operation, RawEndpoint, RawWorker};
 use crate::route::{CMA_WITH_ERROR_HANDLING, Facts};
 use crate::share::Mapped;
@@ -37,7 +38,16 @@ pub(crate) struct Connection {
     /// Target regions that are mapped here.
     targets: BTreeMap<KeyId, Arc<Mapped>>,
     inbox: Option<PeerInbox>,
+    /// The peer's process, if it is on this host.
+    process: Option<Process>,
     greeted: bool,
+}
+
+/// The peer's worker as far as it is on this host.
+#[derive(Debug, Default)]
+pub(crate) struct Neighbour {
+    pub(crate) inbox: Option<Arc<Mapped>>,
+    pub(crate) process: Option<Process>,
 }
 
 /// What is known of the peer's inbox.
@@ -59,15 +69,28 @@ impl Connection {
         worker: &Rc<RawWorker>,
         id: EndpointId,
         card: WorkerCard,
-        inbox: Option<Arc<Mapped>>,
+        neighbour: Neighbour,
         peer_epoch: u64,
     ) -> Result<Self, CommandError> {
         let raw = worker.connect(&card.ucx_address).map_err(|source| CommandError::Connect { source })?;
         let sound = |card: &InboxCard| {
             card.chunk_bytes > 0 && card.region.bytes > 0 && card.region.base.checked_add(card.region.bytes).is_some()
         };
-        let inbox = card.inbox.filter(sound).map(|card| PeerInbox { card, mapped: inbox, key_imported: false });
-        Ok(Self { raw, id, peer_epoch, targets: BTreeMap::new(), inbox, greeted: false })
+        let Neighbour { inbox: mapped, process } = neighbour;
+        let inbox = card.inbox.filter(sound).map(|card| PeerInbox { card, mapped, key_imported: false });
+        Ok(Self { raw, id, peer_epoch, targets: BTreeMap::new(), inbox, process, greeted: false })
+    }
+
+    /// [`Status::OK`] until UCX or, if `look`, the kernel says that the peer is gone.
+    pub(crate) fn failure(&self, look: bool) -> Status {
+        match self.raw.failure() {
+            Status::OK if look && self.process.as_ref().is_some_and(Process::has_ended) => Status::ERR_CONNECTION_RESET,
+            status => status,
+        }
+    }
+
+    pub(crate) fn process(&self) -> Option<&Process> {
+        self.process.as_ref()
     }
 
     pub(crate) fn import(
@@ -197,15 +220,15 @@ impl Leaving {
     }
 
     pub(crate) fn cut(self) -> (Closed, Closing) {
-        (Closed::Caller(self.connection.id), self.connection.raw.close(true))
+        (Closed::Caller(self.connection.id, Status::ERR_CANCELED), self.connection.raw.close(true))
     }
 }
 
 /// Whose endpoint is being closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Closed {
-    /// The caller's.
-    Caller(EndpointId),
+    /// The caller's, and why.
+    Caller(EndpointId, Status),
     /// One through which an inbox answered.
     Answer(Peer),
 }

@@ -159,7 +159,10 @@ impl InFlight {
     ) -> Option<Result<(), PutError>> {
         match &mut self.carrier {
             Carrier::Runs(runs) => runs.step(&self.work, &connection.raw),
-            Carrier::Direct(direct) => direct.step(&self.work),
+            Carrier::Direct(direct) => direct.step(&self.work).map(|result| match connection.failure(true) {
+                Status::OK => result,
+                source => Err(PutError::Endpoint { source }),
+            }),
             Carrier::Ended(result) => Some(*result),
             Carrier::Inbox(filling) => {
                 let Some(inbox) = connection.inbox().cloned() else {

@@ -27,6 +27,7 @@ mod inflight;
 mod memory;
 mod options;
 mod pieces;
+mod process;
 mod progress;
 mod raw;
 mod region;

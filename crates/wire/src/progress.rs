@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use ucx_sys::Status;
 
 use crate::address::WorkerCard;
-use crate::connection::{Closed, Connection, Leaving, Sender};
+use crate::connection::{Closed, Connection, Leaving, Neighbour, Sender};
 use crate::context::Context;
 use crate::endpoint::{EndpointId, KeyId};
 use crate::error::{CommandError, OpenError};
@@ -40,6 +40,9 @@ const EVENTS_MAX: usize = 1 << 14;
 /// How long the thread looks on for more before it sleeps: an answer on one host comes sooner than a sleeper wakes.
 const LINGER: Duration = Duration::from_micros(50);
 
+/// Between two times that a busy thread asks the kernel whether its peers live. A sleeping one is woken.
+const LOOK_INTERVAL: Duration = Duration::from_millis(1);
+
 /// How long an idle thread sleeps at most. Nothing depends on its waking; it bounds what a lost wake-up could cost.
 const SLEEP_MAX: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
@@ -51,7 +54,7 @@ pub(crate) enum Command {
     Connect {
         endpoint: EndpointId,
         card: WorkerCard,
-        inbox: Option<Arc<Mapped>>,
+        neighbour: Neighbour,
         peer_epoch: u64,
         reply: Channel<Result<(), CommandError>>,
     },
@@ -136,6 +139,8 @@ struct Progress {
     /// Frames that UCX has accepted and not sent.
     unsent: Rc<Cell<u64>>,
     running: bool,
+    /// When the kernel was last asked for the peers on this host.
+    looked: Instant,
     worker: Rc<RawWorker>, // last: everything above is UCX's
 }
 
@@ -160,6 +165,7 @@ impl Progress {
             inbound: VecDeque::new(),
             unsent: Rc::new(Cell::new(0)),
             running: true,
+            looked: Instant::now(),
             worker,
         };
         Ok((progress, address))
@@ -211,8 +217,8 @@ impl Progress {
     fn carry_out(&mut self, command: Command) {
         let sender = Sender { epoch: self.epoch, address: &self.address, unsent: &self.unsent };
         match command {
-            Command::Connect { endpoint, card, inbox, peer_epoch, reply } => {
-                let opened = Connection::open(&self.worker, endpoint, card, inbox, peer_epoch);
+            Command::Connect { endpoint, card, neighbour, peer_epoch, reply } => {
+                let opened = Connection::open(&self.worker, endpoint, card, neighbour, peer_epoch);
                 let connected = opened.map(|connection| {
                     self.connections.insert(endpoint, connection);
                 });
@@ -246,15 +252,17 @@ impl Progress {
         }
     }
 
-    /// Endpoints that UCX has reported as failed are closed by force, which ends what is posted on them.
+    /// Endpoints that UCX, or the kernel, has reported as failed are closed by force, which ends what is posted on them.
     fn close_failed(&mut self) {
-        let failed = |connection: &Connection| connection.raw.failure() != Status::OK;
-        let failed: Vec<EndpointId> =
-            self.connections.iter().filter(|(_, connection)| failed(connection)).map(|(id, _)| *id).collect();
-        for id in failed {
-            let Some(connection) = self.connections.remove(&id) else { continue };
-            let status = connection.raw.failure();
-            self.fail(connection, status);
+        let look = self.looked.elapsed() >= LOOK_INTERVAL;
+        if look {
+            self.looked = Instant::now();
+        }
+        let failed = self.connections.iter().map(|(id, connection)| (*id, connection.failure(look)));
+        for (id, status) in failed.filter(|(_, status)| *status != Status::OK).collect::<Vec<_>>() {
+            if let Some(connection) = self.connections.remove(&id) {
+                self.fail(connection, status);
+            }
         }
         let answers = self.service.take_failed().into_iter();
         self.closing.extend(answers.map(|(peer, raw)| (Closed::Answer(peer), raw.close(true))));
@@ -262,7 +270,7 @@ impl Progress {
 
     fn fail(&mut self, connection: Connection, status: Status) {
         let endpoint = connection.id;
-        self.closing.push((Closed::Caller(endpoint), connection.raw.close(true)));
+        self.closing.push((Closed::Caller(endpoint, status), connection.raw.close(true)));
         self.tell(Event::EndpointFailed { endpoint, status });
     }
 
@@ -372,7 +380,7 @@ impl Progress {
         let transfers = &self.transfers;
         let closed = |(whose, closing): &mut (Closed, Closing)| {
             let used = |id: &EndpointId| transfers.iter().any(|(transfer, _)| transfer.endpoint == *id);
-            closing.is_closed() && !matches!(whose, Closed::Caller(id) if used(id))
+            closing.is_closed() && !matches!(whose, Closed::Caller(id, _) if used(id))
         };
         for (whose, closing) in self.closing.extract_if(.., closed) {
             closing.finish();
@@ -390,7 +398,9 @@ impl Progress {
     fn sleep(&self) {
         let Ok(ucx) = self.worker.event_fd() else { return };
         let wake = self.links.wake.as_fd();
-        let mut fds = [PollFd::from_borrowed_fd(ucx, PollFlags::IN), PollFd::from_borrowed_fd(wake, PollFlags::IN)];
+        let processes = self.connections.values().filter_map(Connection::process).map(AsFd::as_fd);
+        let fds = [ucx, wake].into_iter().chain(processes);
+        let mut fds: Vec<PollFd<'_>> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         let _ = poll(&mut fds, Some(&SLEEP_MAX)); // interrupted is as good as woken
         let mut counter = [0; 8];
         let _ = rustix::io::read(&*self.links.wake, &mut counter); // empty is fine
@@ -420,7 +430,9 @@ impl Progress {
 
 /// Why an endpoint is no longer there: the peer's failure, else that this side closed it.
 fn closed_because(closing: &[(Closed, Closing)], endpoint: EndpointId) -> Status {
-    let failure =
-        closing.iter().find(|(whose, _)| *whose == Closed::Caller(endpoint)).map(|(_, closing)| closing.failure());
-    failure.filter(|status| *status != Status::OK).unwrap_or(Status::ERR_CANCELED)
+    let of_endpoint = |(whose, _): &(Closed, Closing)| match whose {
+        Closed::Caller(id, status) if *id == endpoint => Some(*status),
+        _ => None,
+    };
+    closing.iter().find_map(of_endpoint).unwrap_or(Status::ERR_CANCELED)
 }

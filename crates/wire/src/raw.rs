@@ -303,10 +303,6 @@ pub(crate) struct Closing {
 }
 
 impl Closing {
-    pub(crate) fn failure(&self) -> Status {
-        self.endpoint.failure()
-    }
-
     pub(crate) fn is_closed(&self) -> bool {
         self.operation.result().is_some()
     }

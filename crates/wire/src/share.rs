@@ -40,6 +40,13 @@ pub(crate) struct ShareCard {
     cookie: u128,
 }
 
+impl ShareCard {
+    /// The owner, by the number that it has on its host.
+    pub(crate) fn process(&self) -> u32 {
+        self.process
+    }
+}
+
 /// The last page of a file. Its owner writes it, peers read it.
 #[repr(C)]
 struct Control {

@@ -11,11 +11,13 @@ use crossbeam::channel::{Receiver, SendTimeoutError, Sender, bounded, unbounded}
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::address::WorkerCard;
+use crate::connection::Neighbour;
 use crate::context::Context;
 use crate::endpoint::{EndpointId, KeyId, RemoteRegion};
 use crate::error::{CommandError, OpenError, TransferError};
 use crate::event::{Event, TransferId};
 use crate::frame::FRAME_PAYLOAD_BYTES_MAX;
+use crate::process::Process;
 use crate::progress::{self, Command, Notice, Posted};
 use crate::region::RegionCard;
 use crate::share::{Mapped, ShareCard};
@@ -86,8 +88,8 @@ impl Worker {
     pub fn connect(&self, address: &[u8], peer_epoch: u64) -> Result<EndpointId, CommandError> {
         let endpoint = EndpointId(self.next_id());
         let card = WorkerCard::parse(address, self.context.ucx_version())?;
-        let inbox = card.inbox.as_ref().and_then(|inbox| self.map(inbox.region.share.as_ref(), inbox.region.bytes));
-        self.ask(|reply| Command::Connect { endpoint, card, inbox, peer_epoch, reply })?;
+        let neighbour = self.look_for(&card);
+        self.ask(|reply| Command::Connect { endpoint, card, neighbour, peer_epoch, reply })?;
         Ok(endpoint)
     }
 
@@ -103,6 +105,19 @@ impl Worker {
         let target = self.map(card.share.as_ref(), card.bytes);
         self.ask(|reply| Command::Import { endpoint, key, packed: card.key.clone(), target, reply })?;
         Ok(region)
+    }
+
+    /// What of a peer is on this host. The process is opened before its file is: if it has the file then, it is the one that
+    /// was meant, and not another that got its number.
+    fn look_for(&self, card: &WorkerCard) -> Neighbour {
+        let Some((region, share)) = card.inbox.as_ref().and_then(|inbox| Some((&inbox.region, inbox.region.share?)))
+        else {
+            return Neighbour::default();
+        };
+        let process = Process::open(share.process());
+        let inbox = self.map(Some(&share), region.bytes);
+        let process = process.filter(|_| inbox.is_some());
+        Neighbour { inbox, process }
     }
 
     /// Maps memory of a peer, if it runs on this host and the transports do not forbid it.

@@ -1,0 +1,59 @@
+//! SIGSTOP and SIGCONT.
+
+use std::time::{Duration, Instant};
+
+use kvferry_wire::{Event, PutError, Route, Status, TransferId};
+
+use crate::child::Target;
+use crate::end::{DEADLINE, End, PIECE, WAYS, pattern};
+
+const BYTES: u64 = 8 << 20;
+
+/// What needs no part of the peer's goes on without it; the rest waits, and is whole when the peer has gone on.
+#[test]
+fn a_stopped_peer_is_waited_for_where_it_is_needed() {
+    for way in WAYS {
+        let mut target = Target::start(way.0, 1, BYTES);
+        let end = End::start(way, BYTES, DEADLINE);
+        let (endpoint, remote) = end.connect(&target);
+        target.stop();
+        end.put(endpoint, TransferId(1), end.part(remote, BYTES / PIECE));
+        let patience = if way.1 == Route::Direct { DEADLINE } else { Duration::from_millis(500) };
+        let over = end.events.recv_timeout(patience);
+        let over = matches!(over, Ok(Event::TransferDone { result: Ok(_), .. }));
+        match way.1 {
+            Route::Direct => assert!(over, "a copy into mapped memory needs nobody"),
+            Route::Landing | Route::Staged => assert!(!over, "{way:?} is over without its target"),
+            _ => {} // the kernel copies (cma), or the sockets take some and wait
+        }
+        target.go_on();
+        if !over {
+            end.done(TransferId(1)).unwrap();
+        }
+        assert!(target.holds(&pattern(BYTES)), "{way:?}");
+    }
+}
+
+/// Nothing waits for ever: past the deadline the endpoint is cut, and with it everything that was posted to it.
+#[test]
+fn a_peer_that_stays_stopped_is_given_up() {
+    for way in [WAYS[1], WAYS[4], WAYS[5]] {
+        let mut target = Target::start(way.0, 1, BYTES);
+        let end = End::start(way, BYTES, Duration::from_millis(500));
+        let (endpoint, remote) = end.connect(&target);
+        target.stop();
+        let start = Instant::now();
+        end.put(endpoint, TransferId(1), end.part(remote, BYTES / PIECE));
+        let result = end.done(TransferId(1));
+        assert_eq!(result, Err(PutError::Endpoint { source: Status::ERR_TIMED_OUT }), "{way:?}");
+        assert!(start.elapsed() < Duration::from_secs(3), "{way:?}: {:?}", start.elapsed());
+
+        // What had left may still arrive when the peer goes on: the target is exposed until it says otherwise. Nothing else is
+        // touched, and a new connection works.
+        target.go_on();
+        let (endpoint, remote) = end.connect(&target);
+        end.put(endpoint, TransferId(2), end.part(remote, BYTES / PIECE));
+        end.done(TransferId(2)).unwrap();
+        assert!(target.holds(&pattern(BYTES)), "{way:?}");
+    }
+}
