@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{self, Receiver, Sender};
 use kvferry_layout::{Extent, PageTable};
 use kvferry_match::BlockMap;
-use kvferry_wire::{Context, ContextOptions, EndpointId, Event, Region, TransferId, Version, Worker};
+use kvferry_wire::{Context, ContextOptions, EndpointId, Event, Region, Route, TransferId, Version, Worker};
 use parking_lot::Mutex;
 
 use crate::card::Card;
@@ -28,6 +28,8 @@ pub struct EngineOptions {
     pub rank: u32,
     /// Transports that UCX may use, as in `UCX_TLS`; `None` leaves the choice to UCX and its environment.
     pub transports: Option<String>,
+    /// The only route that bytes may take; `None` leaves the choice to what is known of both ends.
+    pub route: Option<Route>,
     /// How long a peer may make no progress before what waits for it fails. No limit on the length of a transfer. Between
     /// a millisecond and a year.
     pub patience: Duration,
@@ -93,11 +95,16 @@ impl Engine {
     ///
     /// [`StartError`]; nothing is left behind.
     pub fn start(options: EngineOptions) -> Result<Self, StartError> {
-        let EngineOptions { rank, transports, patience } = options;
+        let EngineOptions { rank, transports, route, patience } = options;
         if !(PATIENCE_MIN..=PATIENCE_MAX).contains(&patience) {
             return Err(StartError::Patience(patience));
         }
-        let context = Context::open(&ContextOptions { transports })?;
+        let context = Context::open(&ContextOptions {
+            transports,
+            route,
+            stall_deadline: patience,
+            ..ContextOptions::default()
+        })?;
         let (worker, events) = Worker::start(&context, getrandom::u64()?)?;
         let state = State {
             core: Core::new(patience),

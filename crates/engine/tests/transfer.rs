@@ -47,7 +47,7 @@ fn table(mask: &str, layers: Range<u32>) -> PageTable {
 }
 
 fn rank(rank: u32, mut table: PageTable, patience: Duration) -> Rank {
-    let engine = Engine::start(EngineOptions { rank, transports: None, patience }).unwrap();
+    let engine = Engine::start(EngineOptions { rank, transports: None, route: None, patience }).unwrap();
     let regions = engine.allocate(&mut table).unwrap();
     engine.publish(table.clone(), regions.clone()).unwrap();
     Rank { engine, table, regions }
@@ -339,7 +339,7 @@ fn instances_that_do_not_fit_are_refused_before_anything_is_connected() {
 
 #[test]
 fn a_table_outside_its_regions_is_not_published() {
-    let engine = Engine::start(EngineOptions { rank: 0, transports: None, patience: PATIENCE }).unwrap();
+    let engine = Engine::start(EngineOptions { rank: 0, transports: None, route: None, patience: PATIENCE }).unwrap();
     assert!(engine.card().is_none());
     let mut table = table("TFTF", 0..4);
     let regions = engine.allocate(&mut table).unwrap();
@@ -447,14 +447,14 @@ fn a_receive_of_too_many_blocks_is_refused_at_once() {
 #[test]
 fn a_patience_that_no_clock_can_count_is_refused() {
     for patience in [Duration::ZERO, Duration::MAX] {
-        let engine = Engine::start(EngineOptions { rank: 0, transports: None, patience });
+        let engine = Engine::start(EngineOptions { rank: 0, transports: None, route: None, patience });
         assert!(matches!(engine, Err(StartError::Patience(refused)) if refused == patience));
     }
 }
 
 #[test]
 fn memory_of_another_engine_is_not_published() {
-    let start = || Engine::start(EngineOptions { rank: 0, transports: None, patience: PATIENCE }).unwrap();
+    let start = || Engine::start(EngineOptions { rank: 0, transports: None, route: None, patience: PATIENCE }).unwrap();
     let (engine, other) = (start(), start());
     let mut table = table("TFTF", 0..4);
     let regions = other.allocate(&mut table).unwrap();

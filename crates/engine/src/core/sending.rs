@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use kvferry_layout::Digest;
 use kvferry_match::{BlockMap, Side};
-use kvferry_wire::{PutError, Status, TransferStats};
+use kvferry_wire::{PutError, Route, RouteReason, Status, TransferStats};
 
 use super::{Action, Core, PutId, Ticket, outcome, refusal};
 use crate::error::{PeerName, PostError, TransferError};
 use crate::message::{Done, Message, Moved, Refusal, Refused, RequestKey, Want};
-use crate::report::{Route, Sent};
+use crate::report::Sent;
 
 /// Receives that one peer may post ahead of the sends that serve them, and the blocks that they may name together.
 const WANTS_MAX: usize = 4096;
@@ -120,7 +120,7 @@ impl Core {
         result: Result<TransferStats, PutError>,
     ) -> Vec<Action> {
         self.put_ended(now, put, |peer, moved, sent| match result {
-            Ok(stats) => Ok(Sent { elapsed: stats.elapsed, ..sent }),
+            Ok(TransferStats { route, reason, elapsed, .. }) => Ok(Sent { route, reason, elapsed, ..sent }),
             Err(source) => Err(TransferError::Put { peer, moved, expected: sent.bytes, source }),
         })
     }
@@ -244,7 +244,9 @@ impl Core {
             pieces: plan.pieces(),
             runs: plan.runs(),
             bytes: plan.bytes(),
+            // What the wire made of it is known when it has ended well.
             route: Route::Runs,
+            reason: RouteReason::Empty,
             elapsed: Duration::ZERO,
         };
         let put = PutId(self.next_put);

@@ -9,7 +9,7 @@ use kvferry_layout::{
     Digest, Dtype, GroupKind, GroupSpec, Layer, LayerMask, RankSpec, Role, RowSpec, Slot, block_major,
 };
 use kvferry_match::{BlockMap, Side, assign};
-use kvferry_wire::{PutError, Status, TransferStats};
+use kvferry_wire::{PutError, Route, RouteReason, Status, TransferStats};
 use proptest::prelude::*;
 
 use super::handshake::EARLY_HELLOS_MAX;
@@ -122,7 +122,13 @@ fn put(actions: &[Action]) -> PutId {
 }
 
 fn stats() -> TransferStats {
-    TransferStats { bytes: BYTES, runs: 2, elapsed: Duration::from_millis(3) }
+    TransferStats {
+        bytes: BYTES,
+        runs: 2,
+        elapsed: Duration::from_millis(3),
+        route: Route::Direct,
+        reason: RouteReason::TargetMapped,
+    }
 }
 
 const BROKEN: PutError = PutError::Endpoint { source: Status::ERR_CANCELED };
@@ -152,6 +158,7 @@ fn a_request_goes_through_want_put_done_and_acknowledgement() {
     let actions = source.heard(now, DESTINATION, said(&actions).clone());
     let outcome = sent(&actions).unwrap().unwrap();
     assert_eq!((outcome[0].bytes, outcome[0].runs, outcome[0].elapsed), (BYTES, 2, Duration::from_millis(3)));
+    assert_eq!((outcome[0].route, outcome[0].reason), (Route::Direct, RouteReason::TargetMapped));
     assert_eq!((source.next_deadline(), destination.next_deadline()), (None, None), "nothing is left to wait for");
 }
 
