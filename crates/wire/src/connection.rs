@@ -17,7 +17,7 @@ use crate::inbox::message::{Body, ConnectionId, Message};
 use crate::inbox::target::{DESCRIPTION_BYTES_MAX, Peer};
 use crate::process::Process;
 use crate::raw::{Closing, Operation, RawEndpoint, RawWorker};
-use crate::route::{CMA_WITH_ERROR_HANDLING, Facts};
+use crate::route::{CMA_WITH_ERROR_HANDLING, Facts, PUTS_NOT_EMULATED};
 use crate::share::Mapped;
 use crate::transfer::Work;
 
@@ -150,6 +150,7 @@ impl Connection {
             inbox,
             inbox_mapped: inbox && inbox_mapped,
             kernel_copies: cma && inbox_mapped,
+            puts_emulated: context.ucx_version() < PUTS_NOT_EMULATED,
         }
     }
 

@@ -34,6 +34,13 @@ pub(crate) struct Window<'a> {
 }
 
 impl<'a> Window<'a> {
+    /// Memory that nobody else can reach meanwhile.
+    pub(crate) fn of(bytes: &'a mut [u8]) -> Self {
+        let length = bytes.len();
+        // SAFETY: the exclusive borrow lasts for `'a`.
+        unsafe { Self::new(NonNull::from(bytes).cast(), length) }
+    }
+
     /// # Safety
     ///
     /// `bytes` bytes from `base` on stay mapped, readable and writable, for `'a`.

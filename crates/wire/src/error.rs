@@ -177,6 +177,12 @@ pub enum TransferError {
         /// Index of the part.
         part: usize,
     },
+    /// The local region was registered with another context. Register it with this worker's.
+    #[error("part {part}: the local region belongs to another context")]
+    OtherContext {
+        /// Index of the part.
+        part: usize,
+    },
     /// See the source.
     #[error("the transfer was not queued")]
     Command(#[from] CommandError),

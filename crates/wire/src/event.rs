@@ -47,7 +47,7 @@ pub enum Event {
     Progress {
         /// The transfer.
         transfer: TransferId,
-        /// Bytes copied, gathered or posted so far; up to a send window of them may still be on their way.
+        /// Bytes copied, gathered or put so far.
         bytes: u64,
     },
     /// A transfer has ended, once each.

@@ -203,6 +203,7 @@ fn choose(
     let carrier = match route {
         Route::Direct => connection.targets(work).map(|targets| Carrier::Direct(Direct::new(targets))),
         Route::Landing => connection.inbox_mapped().map(|inbox| Carrier::Inbox(Filling::landing(stream, inbox))),
+        Route::Staged if facts.puts_emulated => Some(Carrier::Inbox(Filling::spoken(stream))),
         Route::Staged => match connection.import_inbox() {
             Ok(inbox) => Some(Carrier::Inbox(Filling::staged(stream, inbox))),
             Err(source) => Some(Carrier::Ended(Err(PutError::Put { source }))),

@@ -43,6 +43,8 @@ pub enum RouteReason {
     FewRuns,
     /// The peer has no inbox.
     NoInbox,
+    /// This UCX may emulate puts, and one that dies amid emulated puts takes its target with it.
+    PutsEmulated,
 }
 
 impl fmt::Display for Route {
@@ -68,6 +70,7 @@ impl fmt::Display for RouteReason {
             Self::LongRunsOverNetwork => "long runs over a network",
             Self::FewRuns => "few runs",
             Self::NoInbox => "the peer has no inbox",
+            Self::PutsEmulated => "this UCX may emulate puts",
         })
     }
 }
@@ -86,7 +89,14 @@ pub(crate) struct Facts {
     pub(crate) inbox_mapped: bool,
     /// UCX moves the bytes of a put on one host by a system call (cma) rather than through a socket.
     pub(crate) kernel_copies: bool,
+    /// UCX may make messages of puts, each acknowledged by the target.
+    pub(crate) puts_emulated: bool,
 }
+
+/// The first release that makes no messages of puts where the transport has none of its own (protocols of the second kind are
+/// the default). Before it the target of such a put acknowledges it, and aborts if its initiator is dead by then
+/// (`ucp_request_try_send`; on 1.13.1 in 11 of 12 kills over tcp).
+pub(crate) const PUTS_NOT_EMULATED: Version = Version::new(1, 16, 0);
 
 /// The first release whose puts take cma with peer error handling on (measured: 1.13 has a tcp lane only, 1.22 both).
 pub(crate) const CMA_WITH_ERROR_HANDLING: Version = Version::new(1, 16, 0);
@@ -119,6 +129,8 @@ pub(crate) fn choose(facts: &Facts) -> Result<(Route, RouteReason), Route> {
         (Route::Direct, RouteReason::TargetMapped)
     } else if !facts.inbox {
         (Route::Runs, RouteReason::NoInbox)
+    } else if facts.puts_emulated {
+        (if facts.inbox_mapped { Route::Landing } else { Route::Staged }, RouteReason::PutsEmulated)
     } else if facts.runs < FEW_RUNS && run_bytes < LONG_OVER_NETWORK {
         (Route::Runs, RouteReason::FewRuns)
     } else if facts.inbox_mapped {
@@ -146,6 +158,7 @@ mod tests {
         inbox: true,
         inbox_mapped: false,
         kernel_copies: false,
+        puts_emulated: false,
     };
 
     #[test]
@@ -162,6 +175,8 @@ mod tests {
             (Facts { runs: 1 << 10, ..local }, (Runs, LongRunsOnOneHost)),
             (Facts { runs: 1 << 10, kernel_copies: false, ..local }, (Landing, ShortRunsOnOneHost)),
             (Facts { runs: 0, bytes: 0, ..local }, (Runs, Empty)),
+            (Facts { puts_emulated: true, runs: 1, ..REMOTE }, (Staged, PutsEmulated)),
+            (Facts { puts_emulated: true, runs: 1, ..local }, (Landing, PutsEmulated)),
         ] {
             assert_eq!(choose(&facts), Ok(expected), "{facts:?}");
         }

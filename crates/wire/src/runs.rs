@@ -1,5 +1,7 @@
 //! The route of one UCX put a run.
 
+use std::collections::VecDeque;
+
 use crate::context::Context;
 use crate::cursor::Cursor;
 use crate::delivery::Delivery;
@@ -10,29 +12,38 @@ use crate::transfer::Work;
 /// Puts that UCX holds at a time for one transfer.
 const WINDOW: u64 = 256;
 
+/// Longest put. A longer run is cut, so that its progress can be seen: a put says nothing before its end.
+const PUT_BYTES_MAX: u64 = 4 << 20;
+
 pub(crate) struct Runs {
     delivery: Delivery,
     cursor: Cursor,
-    posted_bytes: u64,
+    /// Lengths of the puts that count as not completed, oldest first. Puts of one endpoint complete in order or nearly so,
+    /// hence which of them have is known well enough from how many.
+    pending: VecDeque<u64>,
+    completed_bytes: u64,
     posted: bool,
 }
 
 impl Runs {
     pub(crate) fn new(context: &Context, work: &Work) -> Self {
         let delivery = Delivery::new(context, work.locals.clone());
-        Self { delivery, cursor: Cursor::default(), posted_bytes: 0, posted: false }
+        Self { delivery, cursor: Cursor::default(), pending: VecDeque::new(), completed_bytes: 0, posted: false }
     }
 
     pub(crate) fn outstanding(&self) -> u64 {
         self.delivery.outstanding()
     }
 
-    /// Bytes handed to UCX.
+    /// Bytes of the puts that have completed.
     pub(crate) fn moved_bytes(&self) -> u64 {
-        self.posted_bytes
+        self.completed_bytes
     }
 
     pub(crate) fn step(&mut self, work: &Work, endpoint: &RawEndpoint) -> Option<Result<(), PutError>> {
+        while self.pending.len() as u64 > self.outstanding() {
+            self.completed_bytes += self.pending.pop_front().unwrap_or_default();
+        }
         if !self.posted && !self.delivery.has_failed() {
             self.post(work, endpoint);
             if !self.posted {
@@ -49,7 +60,7 @@ impl Runs {
             if self.outstanding() >= WINDOW || self.delivery.has_failed() {
                 return;
             }
-            let Some(run) = self.cursor.next(&work.shapes, u64::MAX) else {
+            let Some(run) = self.cursor.next(&work.shapes, PUT_BYTES_MAX) else {
                 self.posted = true;
                 return;
             };
@@ -57,7 +68,7 @@ impl Runs {
             let to = remote.base() + run.remote_offset;
             let put = Put { held: run.part, offset: run.local_offset, key: remote.key, to, bytes: run.bytes };
             self.delivery.put(endpoint, &put);
-            self.posted_bytes += run.bytes;
+            self.pending.push_back(run.bytes);
         }
     }
 }

@@ -57,7 +57,8 @@ impl Service {
             Body::Describe { stream, total_bytes, bytes } => {
                 self.replies.extend(inbox.describe(&self.context, peer, stream, total_bytes, &bytes));
             }
-            Body::Chunk { stream, index, chunk } => inbox.filled(peer, stream, index, chunk),
+            Body::Chunk { stream, index, chunk } => inbox.filled(peer, stream, index, chunk, None),
+            Body::Filled { stream, index, chunk, bytes } => inbox.filled(peer, stream, index, chunk, Some(&bytes)),
             Body::Bye => return self.answers.remove(&peer),
             // What an inbox says is not said to one.
             Body::Grant { .. } | Body::Landed { .. } | Body::Refused { .. } => {}

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crossbeam::channel::{Receiver, SendTimeoutError, Sender, bounded, unbounded};
 use rustix::event::{EventfdFlags, eventfd};
+use ucx_sys::Status;
 
 use crate::address::WorkerCard;
 use crate::connection::Neighbour;
@@ -40,7 +41,6 @@ pub struct Worker {
     epoch: u64,
     commands: Sender<Command>,
     wake: Arc<OwnedFd>,
-    next_id: AtomicU64,
     stopped: Receiver<()>,
 }
 
@@ -64,7 +64,7 @@ impl Worker {
             drop(stop); // the handle sees the channel disconnect
         })?;
         let address = start.recv().map_err(|_| io::Error::other("the progress thread ended at once"))??;
-        Ok((Self { context, address, epoch, commands, wake, next_id: AtomicU64::new(0), stopped }, events))
+        Ok((Self { context, address, epoch, commands, wake, stopped }, events))
     }
 
     /// What a peer needs to connect.
@@ -86,7 +86,7 @@ impl Worker {
     ///
     /// [`CommandError`]; no endpoint is left behind.
     pub fn connect(&self, address: &[u8], peer_epoch: u64) -> Result<EndpointId, CommandError> {
-        let endpoint = EndpointId(self.next_id());
+        let endpoint = EndpointId(next_id());
         let card = WorkerCard::parse(address, self.context.ucx_version())?;
         let neighbour = self.look_for(&card);
         self.ask(|reply| Command::Connect { endpoint, card, neighbour, peer_epoch, reply })?;
@@ -99,7 +99,10 @@ impl Worker {
     ///
     /// [`CommandError`]: a claimed range that cannot be, no such endpoint, or a key that UCX cannot unpack.
     pub fn import(&self, endpoint: EndpointId, card: &RegionCard) -> Result<RemoteRegion, CommandError> {
-        let key = KeyId(self.next_id());
+        let key = KeyId(next_id());
+        if card.key.is_empty() {
+            return Err(CommandError::Key { source: Status::ERR_INVALID_PARAM });
+        }
         let range = CommandError::Range { base: card.base, bytes: card.bytes };
         let region = RemoteRegion::new(endpoint, key, card).ok_or(range)?;
         let target = self.map(card.share.as_ref(), card.bytes);
@@ -179,6 +182,9 @@ impl Worker {
         if let Some(part) = parts.iter().position(|part| part.remote.endpoint != endpoint) {
             return Err(TransferError::OtherEndpoint { part });
         }
+        if let Some(part) = parts.iter().position(|part| !self.context.owns(&part.local)) {
+            return Err(TransferError::OtherContext { part });
+        }
         let work = Work::check(parts)?;
         Ok(self.command(Command::Put(Posted { endpoint, transfer, work, notice }))?)
     }
@@ -191,10 +197,6 @@ impl Worker {
     /// [`CommandError`] if the worker has stopped.
     pub fn close(&self, endpoint: EndpointId) -> Result<(), CommandError> {
         self.command(Command::Close { endpoint })
-    }
-
-    fn next_id(&self) -> u64 {
-        self.next_id.fetch_add(1, Ordering::Relaxed) // only uniqueness is asked of it
     }
 
     /// Sends a command that is answered, and waits for the answer.
@@ -223,4 +225,10 @@ impl Drop for Worker {
             }
         }
     }
+}
+
+/// A number that names one endpoint or key of this process, so that one worker's is unknown to the others.
+fn next_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed) // only uniqueness is asked of it
 }

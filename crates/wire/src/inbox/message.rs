@@ -6,6 +6,7 @@
 //!   Describe {bytes, ...}      ->       where the bytes belong, once a transfer
 //!                              <-     Grant {chunks}, again for each that has been scattered
 //!   Chunk {index, chunk}       ->       the chunk holds that part of the stream
+//!   Filled {..., bytes}        ->       or: put these bytes into it, where puts cannot be had
 //!                              <-     Landed, when all of it has been scattered
 //!                              <-     Refused {refusal}, instead
 //!   Bye                        ->       nothing more comes, no chunk is written any more
@@ -55,6 +56,13 @@ pub(crate) enum Body {
         stream: StreamId,
         index: u64,
         chunk: u32,
+    },
+    /// As `Chunk`, with the bytes.
+    Filled {
+        stream: StreamId,
+        index: u64,
+        chunk: u32,
+        bytes: Vec<u8>,
     },
     Landed {
         stream: StreamId,
@@ -185,6 +193,7 @@ mod tests {
             Body::Describe { stream, total_bytes: 3, bytes: vec![1, 2, 3] },
             Body::Grant { stream, chunks: vec![0, 9] },
             Body::Chunk { stream, index: 1, chunk: 2 },
+            Body::Filled { stream, index: 1, chunk: 2, bytes: vec![5; 300] },
             Body::Refused { stream, refusal: Refusal::Outside { part: 4 } },
             Body::Bye,
         ] {

@@ -10,6 +10,7 @@ use crate::cursor::Cursor;
 use crate::delivery::Delivery;
 use crate::endpoint::KeyId;
 use crate::error::PutError;
+use crate::frame::FRAME_PAYLOAD_BYTES_MAX;
 use crate::inbox::message::{Body, Description, PartDescription, Refusal, StreamId};
 use crate::inbox::outbox::Outbox;
 use crate::raw::{Put, RawEndpoint};
@@ -21,6 +22,11 @@ const DESCRIBE_BYTES: usize = 256 << 10;
 
 /// Chunks of one transfer that are on their way over a network at a time.
 const PUTS_MAX: usize = 4;
+
+/// Bytes that travel as one message, where puts cannot be had: with the rest of the message they fit a frame.
+const SPOKEN_BYTES_MAX: u32 = (1 << 20) - 1024;
+
+const _: () = assert!(SPOKEN_BYTES_MAX as usize + 1024 <= FRAME_PAYLOAD_BYTES_MAX);
 
 /// What a step may use and say.
 pub(crate) struct Desk<'a> {
@@ -48,6 +54,8 @@ pub(crate) struct Filling {
 enum Way {
     /// The inbox is mapped here: gathered straight into it.
     Landing { inbox: Arc<Mapped> },
+    /// Gathered into a message.
+    Spoken,
     /// Gathered into the outbox and put.
     Staged { inbox: KeyId, sending: Vec<Sending> },
 }
@@ -67,6 +75,11 @@ impl Filling {
 
     pub(crate) fn staged(stream: StreamId, inbox: KeyId) -> Self {
         Self::new(stream, Way::Staged { inbox, sending: Vec::new() })
+    }
+
+    /// As staged, without puts.
+    pub(crate) fn spoken(stream: StreamId) -> Self {
+        Self::new(stream, Way::Spoken)
     }
 
     fn new(stream: StreamId, way: Way) -> Self {
@@ -90,7 +103,7 @@ impl Filling {
     /// Puts of chunks that have not completed.
     pub(crate) fn outstanding(&self) -> u64 {
         match &self.way {
-            Way::Landing { .. } => 0,
+            Way::Landing { .. } | Way::Spoken => 0,
             Way::Staged { sending, .. } => sending.iter().map(|sending| sending.delivery.outstanding()).sum(),
         }
     }
@@ -150,7 +163,10 @@ impl Filling {
     }
 
     fn describe(&mut self, work: &Work, desk: &mut Desk<'_>) {
-        let chunk_bytes = desk.inbox.chunk_bytes.min(desk.context.options().chunk_bytes);
+        let mut chunk_bytes = desk.inbox.chunk_bytes.min(desk.context.options().chunk_bytes);
+        if let Way::Spoken = self.way {
+            chunk_bytes = chunk_bytes.min(SPOKEN_BYTES_MAX);
+        }
         let parts = work.shapes.iter().zip(&work.remotes);
         let parts = parts.map(|(shape, remote)| PartDescription::new(remote.id, shape)).collect();
         let description = Description { chunk_bytes, parts }.encode();
@@ -197,6 +213,12 @@ impl Filling {
                 // The message is sent behind this, and the target reads the chunk behind the message.
                 copy::publish();
                 (desk.say)(Body::Chunk { stream: self.stream, index, chunk });
+            }
+            Way::Spoken => {
+                let mut spoken = vec![0; usize::try_from(bytes).expect("at most SPOKEN_BYTES_MAX")];
+                gather(work, start, bytes, Window::of(&mut spoken), 0);
+                copy::publish();
+                (desk.say)(Body::Filled { stream: self.stream, index, chunk, bytes: spoken });
             }
             Way::Staged { inbox, sending } => {
                 if sending.len() >= PUTS_MAX {

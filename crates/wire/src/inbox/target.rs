@@ -92,10 +92,15 @@ impl Stream {
         self.size.bytes.div_ceil(self.chunk_bytes)
     }
 
+    /// Bytes of part `index`, of those that there are.
+    fn part_bytes(&self, index: u64) -> u64 {
+        self.chunk_bytes.min(self.size.bytes - index * self.chunk_bytes)
+    }
+
     /// Copies part `index` from chunk `chunk` of `inbox` to where it belongs.
     fn scatter(&self, inbox: &Region, chunk_base: u64, index: u64) {
         let start = index * self.chunk_bytes;
-        let bytes = self.chunk_bytes.min(self.size.bytes - start);
+        let bytes = self.part_bytes(index);
         let mut cursor = Cursor::at(&self.shapes, start);
         let mut done = 0;
         while let Some(run) = (done < bytes).then(|| cursor.next(&self.shapes, bytes - done)).flatten() {
@@ -203,11 +208,21 @@ impl Inbox {
         }
     }
 
-    /// The peer has filled a chunk. Anything but a chunk that it was granted, for a part that has not come yet, is ignored.
-    pub(crate) fn filled(&mut self, peer: Peer, stream: StreamId, index: u64, chunk: u32) {
+    /// The peer has filled a chunk, or sends what belongs into it. Anything but a chunk that it was granted, for a part that
+    /// has not come yet and in its length, is ignored.
+    pub(crate) fn filled(&mut self, peer: Peer, stream: StreamId, index: u64, chunk: u32, bytes: Option<&[u8]>) {
         let connection = self.connections.get_mut(&peer);
         let Some(stream) = connection.and_then(|connection| connection.streams.get_mut(&stream)) else { return };
-        if index < stream.chunk_count() && stream.open.contains(&chunk) && stream.received.insert(index) {
+        if index >= stream.chunk_count() || !stream.open.contains(&chunk) {
+            return;
+        }
+        if let Some(bytes) = bytes {
+            let base = u64::from(chunk) * u64::from(self.chunk_bytes);
+            if bytes.len() as u64 != stream.part_bytes(index) || self.region.write(base, bytes).is_err() {
+                return;
+            }
+        }
+        if stream.received.insert(index) {
             stream.open.remove(&chunk);
             stream.ready.push_back((index, chunk));
         }

@@ -19,8 +19,13 @@ fn a_stopped_peer_is_waited_for_where_it_is_needed() {
         target.stop();
         end.put(endpoint, TransferId(1), end.part(remote, BYTES / PIECE));
         let patience = if way.1 == Route::Direct { DEADLINE } else { Duration::from_millis(500) };
-        let over = end.events.recv_timeout(patience);
-        let over = matches!(over, Ok(Event::TransferDone { result: Ok(_), .. }));
+        let until = Instant::now() + patience;
+        let over = loop {
+            match end.events.recv_deadline(until) {
+                Ok(Event::Progress { .. }) => {}
+                event => break matches!(event, Ok(Event::TransferDone { result: Ok(_), .. })),
+            }
+        };
         match way.1 {
             Route::Direct => assert!(over, "a copy into mapped memory needs nobody"),
             Route::Landing | Route::Staged => assert!(!over, "{way:?} is over without its target"),
@@ -39,14 +44,16 @@ fn a_stopped_peer_is_waited_for_where_it_is_needed() {
 fn a_peer_that_stays_stopped_is_given_up() {
     for way in [WAYS[1], WAYS[4], WAYS[5]] {
         let mut target = Target::start(way.0, 1, BYTES);
-        let end = End::start(way, BYTES, Duration::from_millis(500));
+        // Long enough for a busy machine to move what it can move.
+        let deadline = Duration::from_secs(2);
+        let end = End::start(way, BYTES, deadline);
         let (endpoint, remote) = end.connect(&target);
         target.stop();
         let start = Instant::now();
         end.put(endpoint, TransferId(1), end.part(remote, BYTES / PIECE));
         let result = end.done(TransferId(1));
         assert_eq!(result, Err(PutError::Endpoint { source: Status::ERR_TIMED_OUT }), "{way:?}");
-        assert!(start.elapsed() < Duration::from_secs(3), "{way:?}: {:?}", start.elapsed());
+        assert!(start.elapsed() < 4 * deadline, "{way:?}: {:?}", start.elapsed());
 
         // What had left may still arrive when the peer goes on: the target is exposed until it says otherwise. Nothing else is
         // touched, and a new connection works.
