@@ -15,6 +15,12 @@ use std::sync::atomic::{Ordering, fence};
 /// lose, 4 KiB runs gain a quarter, 16 KiB runs half).
 const STREAM_BYTES_MIN: usize = 2048;
 
+/// Lines that are asked for ahead of a run; the rest the processor fetches by itself.
+const PREFETCH_LINES: usize = 16;
+
+/// Bytes of a cache line.
+const LINE_BYTES: usize = 64;
+
 /// How the bytes are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stores {
@@ -65,12 +71,24 @@ impl<'a> Window<'a> {
     }
 
     /// Asks for the first lines of what is copied from here next: a scattered run is too short for the processor to guess.
+    /// For a short one it is the translation of its address that counts, and more lines would only stand in the way of the
+    /// copy at hand (measured: 1 KiB runs take 0.6 us with a line of each side, 1.0 with none or with all of the source).
     pub(crate) fn prefetch(&self, offset: u64, bytes: u64) {
-        if let Some(from) = self.at(offset, bytes) {
+        let lines = if bytes < STREAM_BYTES_MIN as u64 { 1 } else { PREFETCH_LINES };
+        self.prefetch_lines(offset, lines);
+    }
+
+    /// The same for what is copied to here next.
+    pub(crate) fn prefetch_target(&self, offset: u64) {
+        self.prefetch_lines(offset, 1);
+    }
+
+    fn prefetch_lines(&self, offset: u64, lines: usize) {
+        if let Some(start) = self.at(offset, 1) {
             #[cfg(target_arch = "x86_64")]
-            x86::prefetch(from, bytes);
+            (0..lines).for_each(|line| x86::prefetch(start.wrapping_add(line * LINE_BYTES)));
             #[cfg(not(target_arch = "x86_64"))]
-            let _ = from;
+            let _ = (start, lines);
         }
     }
 }
@@ -108,11 +126,7 @@ mod x86 {
     use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch, _mm_sfence};
     use std::sync::OnceLock;
 
-    /// Bytes of a cache line.
-    const LINE: usize = 64;
-
-    /// What is asked for ahead of a run; the rest the processor fetches by itself.
-    const PREFETCH_BYTES: usize = 1024;
+    use super::LINE_BYTES;
 
     pub(super) type Kernel = unsafe fn(*const u8, *mut u8, usize);
 
@@ -136,12 +150,9 @@ mod x86 {
         unsafe { _mm_sfence() }
     }
 
-    pub(super) fn prefetch(from: *const u8, bytes: u64) {
-        let bytes = usize::try_from(bytes).map_or(PREFETCH_BYTES, |bytes| bytes.min(PREFETCH_BYTES));
-        for line in (0..bytes).step_by(LINE) {
-            // SAFETY: a prefetch of any address has no effect but on the cache.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line).cast()) }
-        }
+    pub(super) fn prefetch(line: *const u8) {
+        // SAFETY: a prefetch of any address has no effect but on the cache.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
     }
 
     /// Copies the bytes before the first whole line of `to` and those behind the last whole `step` bytes, and returns what
@@ -151,7 +162,7 @@ mod x86 {
     ///
     /// As [`super::copy`].
     unsafe fn ends(from: *const u8, to: *mut u8, bytes: usize, step: usize) -> (*const u8, *mut u8, usize) {
-        let head = to.align_offset(LINE).min(bytes);
+        let head = to.align_offset(LINE_BYTES).min(bytes);
         let whole = (bytes - head) / step * step;
         let tail = head + whole;
         // SAFETY: the caller's ranges, in part.

@@ -45,6 +45,7 @@ impl Direct {
             let after = if budget > 0 { self.cursor.next(&work.shapes, budget) } else { None };
             if let Some(after) = after {
                 work.locals[after.part].window().prefetch(after.local_offset, after.bytes);
+                self.targets[after.part].window().prefetch_target(after.remote_offset);
             }
             let (source, target) = (work.locals[run.part].window(), self.targets[run.part].window());
             let copied = target.copy_from(run.remote_offset, source, run.local_offset, run.bytes, Stores::Streaming);

@@ -30,7 +30,7 @@ impl Default for ContextOptions {
             transports: None,
             route: None,
             inbox_bytes: 64 << 20,
-            chunk_bytes: 512 << 10,
+            chunk_bytes: 256 << 10,
             stall_deadline: Duration::from_secs(30),
         }
     }

@@ -103,12 +103,18 @@ impl Stream {
         let bytes = self.part_bytes(index);
         let mut cursor = Cursor::at(&self.shapes, start);
         let mut done = 0;
-        while let Some(run) = (done < bytes).then(|| cursor.next(&self.shapes, bytes - done)).flatten() {
+        let mut next = cursor.next(&self.shapes, bytes);
+        while let Some(run) = next {
+            let ahead = done + run.bytes;
+            let after = if ahead < bytes { cursor.next(&self.shapes, bytes - ahead) } else { None };
+            if let Some(after) = after {
+                self.regions[after.part].window().prefetch_target(after.remote_offset);
+            }
             let target = self.regions[run.part].window();
             let copied =
                 target.copy_from(run.remote_offset, inbox.window(), chunk_base + done, run.bytes, Stores::Streaming);
             debug_assert!(copied.is_some(), "the shapes were checked against their regions");
-            done += run.bytes;
+            (done, next) = (ahead, after);
         }
     }
 }
