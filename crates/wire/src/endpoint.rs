@@ -6,6 +6,15 @@ use crate::region::{RegionCard, RegionId};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EndpointId(pub(crate) u64);
 
+/// One of the transports that UCX uses for an endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lane {
+    /// As in `UCX_TLS`, or the transport behind such a name.
+    pub transport: String,
+    /// As in `UCX_NET_DEVICES`.
+    pub device: String,
+}
+
 /// A peer's region, reachable through one endpoint. Plain data; the key behind it lives as long as the endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteRegion {

@@ -15,7 +15,7 @@ use ucx_sys::Status;
 use crate::address::WorkerCard;
 use crate::connection::{Closed, Connection, Leaving, Neighbour, Sender};
 use crate::context::Context;
-use crate::endpoint::{EndpointId, KeyId};
+use crate::endpoint::{EndpointId, KeyId, Lane};
 use crate::error::{CommandError, OpenError};
 use crate::event::{Event, TransferId};
 use crate::frame::{self, Audience, Frame, FrameError};
@@ -71,6 +71,10 @@ pub(crate) enum Command {
         payload: Vec<u8>,
     },
     Put(Posted),
+    Lanes {
+        endpoint: EndpointId,
+        reply: Channel<Result<Option<Vec<Lane>>, CommandError>>,
+    },
     Close {
         endpoint: EndpointId,
     },
@@ -242,6 +246,10 @@ impl Progress {
                 let connection = self.connections.get_mut(&endpoint);
                 let transfer = InFlight::new(endpoint, transfer, work, &self.context, connection, stream);
                 self.transfers.push((transfer, notice));
+            }
+            Command::Lanes { endpoint, reply } => {
+                let connection = self.connections.get(&endpoint).ok_or(CommandError::NoEndpoint);
+                let _ = reply.send(connection.map(|connection| connection.raw.lanes())); // as above
             }
             Command::Close { endpoint } => {
                 if let Some(connection) = self.connections.remove(&endpoint) {

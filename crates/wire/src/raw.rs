@@ -10,21 +10,27 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
 
-use ucx_sys::{Status, Ucx};
+use ucx_sys::{Status, Ucx, Version};
 
 use crate::context::Context;
-use crate::endpoint::KeyId;
+use crate::endpoint::{KeyId, Lane};
 use crate::error::OpenError;
 use crate::frame::FRAME_BYTES_MAX;
 use crate::region::Region;
 
 /// The tag of control messages. Data goes by remote writes, so there is only one.
 const CONTROL_TAG: u64 = u64::from_be_bytes(*b"kvferry\0");
+
+/// The first release whose endpoints say which transports they use.
+const LANES_SINCE: Version = Version::new(1, 14, 0);
+
+/// Lanes that are asked for: more than UCX gives an endpoint.
+const LANES_MAX: usize = 64;
 
 /// A UCX worker. Used and dropped by the thread that created it.
 pub(crate) struct RawWorker {
@@ -259,6 +265,39 @@ impl RawEndpoint {
         if !matches!(ucx_sys::ucs_ptr_request(pointer), Ok(Some(_))) {
             finish_now(&param, Outgoing::finished);
         }
+    }
+
+    /// The transports that carry the endpoint; `None` before UCX 1.14, which does not say.
+    pub(crate) fn lanes(&self) -> Option<Vec<Lane>> {
+        let query = self.worker.ucx().ucp_ep_query()?;
+        if self.worker.ucx().version() < LANES_SINCE {
+            return None;
+        }
+        let mut entries = [ucx_sys::ucp_transport_entry_t::default(); LANES_MAX];
+        let transports = ucx_sys::ucp_transports_t {
+            entries: entries.as_mut_ptr(),
+            num_entries: u32::try_from(LANES_MAX).expect("a small constant"),
+            entry_size: size_of::<ucx_sys::ucp_transport_entry_t>(),
+        };
+        let field_mask = ucx_sys::UCP_EP_ATTR_FIELD_TRANSPORTS;
+        let mut attr = ucx_sys::ucp_ep_attr_t { field_mask, transports, ..Default::default() };
+        // SAFETY: the endpoint is live, and `entries` has room for as many as are said.
+        if unsafe { query(self.raw.as_ptr(), &raw mut attr) } != Status::OK {
+            return None;
+        }
+        let filled = usize::try_from(attr.transports.num_entries).map_or(LANES_MAX, |count| count.min(LANES_MAX));
+        let text = |name: *const std::ffi::c_char| {
+            if name.is_null() {
+                return String::new();
+            }
+            // SAFETY: UCX filled the entry with names that live as long as the endpoint; they are copied here.
+            unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+        };
+        let lane = |entry: &ucx_sys::ucp_transport_entry_t| Lane {
+            transport: text(entry.transport_name),
+            device: text(entry.device_name),
+        };
+        Some(entries[..filled].iter().map(lane).collect())
     }
 
     /// Starts a flush: when it has succeeded, the peer can see the puts that had completed well before.

@@ -14,7 +14,7 @@ use ucx_sys::Status;
 use crate::address::WorkerCard;
 use crate::connection::Neighbour;
 use crate::context::Context;
-use crate::endpoint::{EndpointId, KeyId, RemoteRegion};
+use crate::endpoint::{EndpointId, KeyId, Lane, RemoteRegion};
 use crate::error::{CommandError, OpenError, TransferError};
 use crate::event::{Event, TransferId};
 use crate::frame::FRAME_PAYLOAD_BYTES_MAX;
@@ -189,6 +189,15 @@ impl Worker {
         Ok(self.command(Command::Put(Posted { endpoint, transfer, work, notice }))?)
     }
 
+    /// The transports that UCX chose for the endpoint, once it stands; `None` before UCX 1.14, which does not say.
+    ///
+    /// # Errors
+    ///
+    /// [`CommandError`]: no such endpoint.
+    pub fn lanes(&self, endpoint: EndpointId) -> Result<Option<Vec<Lane>>, CommandError> {
+        self.ask(|reply| Command::Lanes { endpoint, reply })
+    }
+
     /// Cuts the connection. Transfers in flight end with [`PutError::Endpoint`](crate::PutError::Endpoint); what they had
     /// posted may or may not have arrived. No [`Event::EndpointFailed`] follows.
     ///
@@ -200,7 +209,7 @@ impl Worker {
     }
 
     /// Sends a command that is answered, and waits for the answer.
-    fn ask(&self, command: impl FnOnce(Sender<Result<(), CommandError>>) -> Command) -> Result<(), CommandError> {
+    fn ask<T>(&self, command: impl FnOnce(Sender<Result<T, CommandError>>) -> Command) -> Result<T, CommandError> {
         let (reply, answer) = bounded(1);
         self.command(command(reply))?;
         answer.recv_timeout(COMMAND_DEADLINE).unwrap_or(Err(CommandError::Stuck(COMMAND_DEADLINE)))
