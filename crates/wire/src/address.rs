@@ -6,7 +6,7 @@ use ucx_sys::Version;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::frame::PROTOCOL_VERSION;
-use crate::region::RegionCard;
+use crate::region::{OwnerId, RegionCard};
 
 const MAGIC: [u8; 4] = *b"KVFA";
 
@@ -21,6 +21,8 @@ const NEW_KEYS: Version = Version::new(1, 19, 0);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct WorkerCard {
     ucx: (u32, u32, u32),
+    /// The process of the worker.
+    pub(crate) owner: OwnerId,
     pub(crate) ucx_address: Vec<u8>,
     pub(crate) inbox: Option<InboxCard>,
 }
@@ -57,7 +59,8 @@ pub enum AddressError {
 
 impl WorkerCard {
     pub(crate) fn new(ucx: Version, ucx_address: Vec<u8>, inbox: Option<InboxCard>) -> Self {
-        Self { ucx: (ucx.major, ucx.minor, ucx.release), ucx_address, inbox }
+        let owner = OwnerId::of_this_process();
+        Self { ucx: (ucx.major, ucx.minor, ucx.release), owner, ucx_address, inbox }
     }
 
     pub(crate) fn to_bytes(&self) -> Vec<u8> {

@@ -17,6 +17,7 @@ use crate::inbox::message::{Body, ConnectionId, Message};
 use crate::inbox::target::{DESCRIPTION_BYTES_MAX, Peer};
 use crate::process::Process;
 use crate::raw::{Closing, Operation, RawEndpoint, RawWorker};
+use crate::region::{OwnerId, RegionCard};
 use crate::route::{CMA_WITH_ERROR_HANDLING, Facts, PUTS_NOT_EMULATED};
 use crate::share::Mapped;
 use crate::transfer::Work;
@@ -35,6 +36,8 @@ pub(crate) struct Connection {
     pub(crate) raw: RawEndpoint,
     pub(crate) id: EndpointId,
     pub(crate) peer_epoch: u64,
+    /// The peer's process: its regions are the only ones that can be imported.
+    owner: OwnerId,
     /// Target regions that are mapped here.
     targets: BTreeMap<KeyId, Arc<Mapped>>,
     inbox: Option<PeerInbox>,
@@ -78,7 +81,7 @@ impl Connection {
         };
         let Neighbour { inbox: mapped, process } = neighbour;
         let inbox = card.inbox.filter(sound).map(|card| PeerInbox { card, mapped, key_imported: false });
-        Ok(Self { raw, id, peer_epoch, targets: BTreeMap::new(), inbox, process, greeted: false })
+        Ok(Self { raw, id, peer_epoch, owner: card.owner, targets: BTreeMap::new(), inbox, process, greeted: false })
     }
 
     /// [`Status::OK`] until UCX or, if `look`, the kernel says that the peer is gone.
@@ -96,10 +99,13 @@ impl Connection {
     pub(crate) fn import(
         &mut self,
         key: KeyId,
-        packed: &[u8],
+        card: &RegionCard,
         target: Option<Arc<Mapped>>,
     ) -> Result<(), CommandError> {
-        self.raw.import(key, packed).map_err(|source| CommandError::Key { source })?;
+        if card.owner != self.owner {
+            return Err(CommandError::Foreign { base: card.base, bytes: card.bytes });
+        }
+        self.raw.import(key, &card.key).map_err(|source| CommandError::Key { source })?;
         self.targets.extend(target.map(|target| (key, target)));
         Ok(())
     }

@@ -113,6 +113,15 @@ pub enum CommandError {
         /// UCX's reason.
         source: Status,
     },
+    /// The card is not of the process that the endpoint leads to: of an earlier life of it, or of another peer. Ask the
+    /// peer for its cards.
+    #[error("the region of {bytes} B at {base:#x} does not belong to the peer of the endpoint")]
+    Foreign {
+        /// First address, as claimed.
+        base: u64,
+        /// Length, as claimed.
+        bytes: u64,
+    },
     /// Send less in one frame.
     #[error("a payload of {bytes} B is over the limit")]
     PayloadTooLong {

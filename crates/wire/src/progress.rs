@@ -24,6 +24,7 @@ use crate::inbox::outbox::Outbox;
 use crate::inbox::target::Peer;
 use crate::inflight::InFlight;
 use crate::raw::{Closing, Inbound, RawWorker};
+use crate::region::RegionCard;
 use crate::service::Service;
 use crate::share::Mapped;
 use crate::transfer::Work;
@@ -61,7 +62,7 @@ pub(crate) enum Command {
     Import {
         endpoint: EndpointId,
         key: KeyId,
-        packed: Vec<u8>,
+        card: RegionCard,
         target: Option<Arc<Mapped>>,
         reply: Channel<Result<(), CommandError>>,
     },
@@ -228,9 +229,9 @@ impl Progress {
                 });
                 let _ = reply.send(connected); // the caller may have given up
             }
-            Command::Import { endpoint, key, packed, target, reply } => {
+            Command::Import { endpoint, key, card, target, reply } => {
                 let imported = match self.connections.get_mut(&endpoint) {
-                    Some(connection) => connection.import(key, &packed, target),
+                    Some(connection) => connection.import(key, &card, target),
                     None => Err(CommandError::NoEndpoint),
                 };
                 let _ = reply.send(imported); // as above

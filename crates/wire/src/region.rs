@@ -8,7 +8,7 @@
 
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use serde::{Deserialize, Serialize};
 use ucx_sys::Status;
@@ -35,6 +35,8 @@ pub struct RegionCard {
     pub bytes: u64,
     /// UCX's packed key.
     pub key: Vec<u8>,
+    /// The process that registered it.
+    pub(crate) owner: OwnerId,
     /// The owner's name for the region.
     pub(crate) id: RegionId,
     /// Where a peer on the same host finds the memory, if it can be mapped.
@@ -44,6 +46,26 @@ pub struct RegionCard {
 /// The name of a registration in its process. Never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct RegionId(pub(crate) u64);
+
+/// One life of a process: random, so that what is left of an earlier one on the same host is told apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct OwnerId(u64);
+
+impl OwnerId {
+    pub(crate) fn of_this_process() -> Self {
+        static THIS: OnceLock<OwnerId> = OnceLock::new();
+        *THIS.get_or_init(|| {
+            let mut random = [0; 8];
+            let flags = rustix::rand::GetRandomFlags::empty();
+            if rustix::rand::getrandom(&mut random, flags) != Ok(random.len()) {
+                // A kernel without a source of randomness: the process and its start are the next best.
+                let started = std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.subsec_nanos());
+                random = (u64::from(std::process::id()) << 32 | u64::from(started)).to_ne_bytes();
+            }
+            Self(u64::from_ne_bytes(random))
+        })
+    }
+}
 
 impl RegionId {
     fn next() -> Self {
@@ -126,7 +148,14 @@ impl Region {
     #[must_use]
     pub fn card(&self) -> RegionCard {
         let Registration { id, key, memory, .. } = &*self.inner;
-        RegionCard { base: self.base(), bytes: self.bytes(), key: key.clone(), id: *id, share: memory.share() }
+        RegionCard {
+            base: self.base(),
+            bytes: self.bytes(),
+            key: key.clone(),
+            owner: OwnerId::of_this_process(),
+            id: *id,
+            share: memory.share(),
+        }
     }
 
     /// Copies `from` into the region, `offset` bytes from its start. Does not wait for transfers: writing what one of them

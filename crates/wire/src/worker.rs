@@ -106,7 +106,7 @@ impl Worker {
         let range = CommandError::Range { base: card.base, bytes: card.bytes };
         let region = RemoteRegion::new(endpoint, key, card).ok_or(range)?;
         let target = self.map(card.share.as_ref(), card.bytes);
-        self.ask(|reply| Command::Import { endpoint, key, packed: card.key.clone(), target, reply })?;
+        self.ask(|reply| Command::Import { endpoint, key, card: card.clone(), target, reply })?;
         Ok(region)
     }
 

@@ -81,6 +81,11 @@ fn a_peer_that_comes_back_is_another_and_nothing_here_restarts() {
 
         let mut new = Target::start(way.0, 2, PIECE);
         let (endpoint, _) = end.connect(&new);
+        let stale = end.worker.import(endpoint, &old.card);
+        assert!(
+            matches!(stale, Err(CommandError::Foreign { base, .. }) if base == old.card.base),
+            "{way:?}: {stale:?}"
+        );
         assert!(new.holds(&pattern(PIECE)), "{way:?}");
         // What belonged to the old one is of no use with the new one, or at all.
         let mixed = end.worker.put(endpoint, TransferId(2), vec![end.part(old_remote, 1)]);
