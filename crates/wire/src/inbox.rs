@@ -9,3 +9,6 @@ pub(crate) mod message;
 pub(crate) mod outbox;
 pub(crate) mod source;
 pub(crate) mod target;
+
+#[cfg(test)]
+mod tests;

@@ -144,6 +144,11 @@ impl Inbox {
         InboxCard { region: self.region.card(), chunk_bytes: self.chunk_bytes }
     }
 
+    #[cfg(test)]
+    pub(crate) fn region(&self) -> &Region {
+        &self.region
+    }
+
     /// Takes a connection in. `false` if there are too many.
     pub(crate) fn welcome(&mut self, peer: Peer) -> bool {
         if self.connections.contains_key(&peer) || self.connections.len() >= CONNECTIONS_MAX {

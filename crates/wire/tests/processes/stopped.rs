@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use kvferry_wire::{Event, PutError, Route, Status, TransferId};
+use kvferry_wire::{Event, Part, PutError, Route, Status, TransferId};
 
 use crate::child::Target;
 use crate::end::{DEADLINE, End, PIECE, WAYS, pattern};
@@ -36,6 +36,24 @@ fn a_stopped_peer_is_waited_for_where_it_is_needed() {
             end.done(TransferId(1)).unwrap();
         }
         assert!(target.holds(&pattern(BYTES)), "{way:?}");
+    }
+}
+
+/// What needs no round trip does not make one.
+#[test]
+fn nothing_to_move_is_a_success_even_with_a_stopped_peer() {
+    for way in WAYS {
+        let target = Target::start(way.0, 1, PIECE);
+        let end = End::start(way, PIECE, DEADLINE);
+        let (endpoint, remote) = end.connect(&target);
+        target.stop();
+        let no_pairs = end.part(remote, 0);
+        let no_pieces = Part { pieces: [].into(), ..end.part(remote, 1) };
+        for parts in [Vec::new(), vec![no_pairs.clone()], vec![no_pieces, no_pairs]] {
+            end.worker.put(endpoint, TransferId(1), parts).unwrap();
+            let stats = end.done(TransferId(1)).unwrap();
+            assert_eq!((stats.bytes, stats.runs), (0, 0), "{way:?}");
+        }
     }
 }
 
