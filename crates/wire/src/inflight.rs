@@ -1,12 +1,13 @@
 //! One transfer, whatever its route, from its start to its one end.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ucx_sys::Status;
 
 use crate::connection::{Connection, Sender};
 use crate::context::Context;
-use crate::direct::Direct;
+use crate::direct::{Copiers, Direct};
 use crate::endpoint::EndpointId;
 use crate::error::PutError;
 use crate::event::{TransferId, TransferStats};
@@ -23,7 +24,7 @@ const TELL_INTERVAL: Duration = Duration::from_millis(50);
 pub(crate) struct InFlight {
     pub(crate) endpoint: EndpointId,
     pub(crate) transfer: TransferId,
-    work: Work,
+    work: Arc<Work>,
     carrier: Carrier,
     route: (Route, RouteReason),
     started: Instant,
@@ -51,11 +52,13 @@ impl InFlight {
         transfer: TransferId,
         work: Work,
         context: &Context,
+        copiers: &Copiers,
         connection: Option<&mut Connection>,
         stream: StreamId,
     ) -> Self {
+        let work = Arc::new(work);
         let (carrier, route) = match connection {
-            Some(connection) => choose(&work, context, connection, stream),
+            Some(connection) => choose(&work, context, copiers, connection, stream),
             // `step` says why it is gone.
             None => (Carrier::Ended(Ok(())), (Route::Runs, RouteReason::Empty)),
         };
@@ -77,6 +80,14 @@ impl InFlight {
             Carrier::Runs(runs) => runs.outstanding(),
             Carrier::Inbox(filling) => filling.outstanding(),
             Carrier::Direct(_) | Carrier::Ended(_) => 0,
+        }
+    }
+
+    /// What has to end by itself before a transfer that is cut off is over.
+    fn lingering(&self) -> u64 {
+        match &self.carrier {
+            Carrier::Direct(direct) => direct.abandon(),
+            _ => self.outstanding(),
         }
     }
 
@@ -138,7 +149,7 @@ impl InFlight {
         let ended = match connection {
             Ok(connection) => self.advance(connection, context, sender, outbox),
             // The forced close ends the flush too; its request names no memory, so it is not waited for.
-            Err(source) => (self.outstanding() == 0).then_some(Err(PutError::Endpoint { source })),
+            Err(source) => (self.lingering() == 0).then_some(Err(PutError::Endpoint { source })),
         };
         if ended.is_some()
             && let Carrier::Inbox(filling) = &mut self.carrier
@@ -159,7 +170,7 @@ impl InFlight {
     ) -> Option<Result<(), PutError>> {
         match &mut self.carrier {
             Carrier::Runs(runs) => runs.step(&self.work, &connection.raw),
-            Carrier::Direct(direct) => direct.step(&self.work).map(|result| match connection.failure(true) {
+            Carrier::Direct(direct) => direct.step().map(|result| match connection.failure(true) {
                 Status::OK => result,
                 source => Err(PutError::Endpoint { source }),
             }),
@@ -182,8 +193,9 @@ impl InFlight {
 }
 
 fn choose(
-    work: &Work,
+    work: &Arc<Work>,
     context: &Context,
+    copiers: &Copiers,
     connection: &mut Connection,
     stream: StreamId,
 ) -> (Carrier, (Route, RouteReason)) {
@@ -201,7 +213,9 @@ fn choose(
         return (Carrier::Ended(Err(error)), (route, reason));
     }
     let carrier = match route {
-        Route::Direct => connection.targets(work).map(|targets| Carrier::Direct(Direct::new(targets))),
+        Route::Direct => {
+            connection.targets(work).map(|targets| Carrier::Direct(Direct::new(work.clone(), targets, copiers)))
+        }
         Route::Landing => connection.inbox_mapped().map(|inbox| Carrier::Inbox(Filling::landing(stream, inbox))),
         Route::Staged if facts.puts_emulated => Some(Carrier::Inbox(Filling::spoken(stream))),
         Route::Staged => match connection.import_inbox() {

@@ -20,6 +20,8 @@ pub struct ContextOptions {
     pub inbox_bytes: u64,
     /// Bytes that travel to a peer's inbox at a time.
     pub chunk_bytes: u32,
+    /// Threads that copy into mapped memory. One is the progress thread alone; more take cores from whatever else runs.
+    pub copy_threads: usize,
     /// A transfer of which nothing moves for so long has failed, and its endpoint with it.
     pub stall_deadline: Duration,
 }
@@ -31,6 +33,7 @@ impl Default for ContextOptions {
             route: None,
             inbox_bytes: 64 << 20,
             chunk_bytes: 256 << 10,
+            copy_threads: 1,
             stall_deadline: Duration::from_secs(30),
         }
     }

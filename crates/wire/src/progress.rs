@@ -15,6 +15,7 @@ use ucx_sys::Status;
 use crate::address::WorkerCard;
 use crate::connection::{Closed, Connection, Leaving, Neighbour, Sender};
 use crate::context::Context;
+use crate::direct::Copiers;
 use crate::endpoint::{EndpointId, KeyId, Lane};
 use crate::error::{CommandError, OpenError};
 use crate::event::{Event, TransferId};
@@ -139,6 +140,7 @@ struct Progress {
     transfers: Vec<(InFlight, Option<Notice>)>,
     next_stream: u64,
     outbox: Outbox,
+    copiers: Copiers,
     service: Service,
     inbound: VecDeque<Inbound>,
     /// Frames that UCX has accepted and not sent.
@@ -153,6 +155,7 @@ impl Progress {
     fn start(context: Context, epoch: u64, links: Links) -> Result<(Self, Vec<u8>), OpenError> {
         let worker = RawWorker::create(context.clone())?;
         worker.event_fd()?; // refused here rather than at the first sleep
+        let copiers = Copiers::start(context.options().copy_threads.saturating_sub(1))?;
         let service = Service::new(&context, &worker)?;
         let address = WorkerCard::new(context.ucx_version(), worker.address()?, service.inbox_card()).to_bytes();
         let progress = Self {
@@ -166,6 +169,7 @@ impl Progress {
             transfers: Vec::new(),
             next_stream: 0,
             outbox: Outbox::default(),
+            copiers,
             service,
             inbound: VecDeque::new(),
             unsent: Rc::new(Cell::new(0)),
@@ -245,7 +249,8 @@ impl Progress {
                 let stream = StreamId(self.next_stream);
                 self.next_stream += 1;
                 let connection = self.connections.get_mut(&endpoint);
-                let transfer = InFlight::new(endpoint, transfer, work, &self.context, connection, stream);
+                let transfer =
+                    InFlight::new(endpoint, transfer, work, &self.context, &self.copiers, connection, stream);
                 self.transfers.push((transfer, notice));
             }
             Command::Lanes { endpoint, reply } => {

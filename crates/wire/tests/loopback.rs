@@ -152,7 +152,7 @@ fn strided_pieces_land_where_they_belong_and_nowhere_else() {
 fn a_large_run_and_many_small_ones_arrive_whole() {
     const BYTES: u64 = 24 << 20;
     for way in ways() {
-        let way = ContextOptions { inbox_bytes: 4 << 20, chunk_bytes: 100_000, ..way };
+        let way = ContextOptions { inbox_bytes: 4 << 20, chunk_bytes: 100_000, copy_threads: 3, ..way };
         let [a, b] = pair(&way);
         let source = a.context.allocate(BYTES).unwrap();
         let filled: Vec<u8> = (0..BYTES).map(|i| (i ^ (i >> 8) ^ (i >> 16)) as u8).collect();

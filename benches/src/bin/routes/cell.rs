@@ -58,8 +58,7 @@ pub(crate) fn measure(
         let whole = round == 0 || round + 1 == warmup + rounds;
         pattern::stamp(&source.pool, blocks, tag)?;
         for (way, measured) in ways.iter().zip(&mut measured) {
-            let route = if let By::Route(route) = way.by { route } else { None };
-            source.line(arguments, way.transports, route)?; // so that opening it is not measured
+            source.line(arguments, way.transports, way.by)?; // so that opening it is not measured
             if whole && way.by != By::Copy {
                 source.target.ask(&Ask::Scrub { pool: way.pool, bytes })?;
             }
@@ -103,8 +102,8 @@ fn go(
             memory::write_pieces(process, &source.pool, address, size, from, to)?;
             Ok(None)
         }
-        By::Route(route) => {
-            let line = source.line(arguments, way.transports, route)?;
+        By::TwoThreads | By::Route(_) => {
+            let line = source.line(arguments, way.transports, way.by)?;
             let remote: RemoteRegion = if way.pool == Pool::Callers { line.callers } else { line.allocated };
             let part = end::blocks(&line.local, remote, size, pairs.to_vec());
             line.end.put(line.endpoint, part).map(Some)

@@ -20,9 +20,17 @@ pub(crate) struct End {
 }
 
 impl End {
-    pub(crate) fn open(arguments: &Arguments, transports: Option<&str>, route: Option<Route>) -> Result<Self, Error> {
-        let mut options =
-            ContextOptions { transports: transports.map(str::to_owned), route, ..ContextOptions::default() };
+    pub(crate) fn open(
+        arguments: &Arguments,
+        transports: Option<&str>,
+        (route, copy_threads): (Option<Route>, usize),
+    ) -> Result<Self, Error> {
+        let mut options = ContextOptions {
+            transports: transports.map(str::to_owned),
+            route,
+            copy_threads,
+            ..ContextOptions::default()
+        };
         if let Some(chunk) = arguments.chunk {
             options.chunk_bytes = u32::try_from(chunk)?;
         }

@@ -36,7 +36,7 @@ pub(crate) fn run(arguments: &Arguments, file: &Path) -> Result<(), Error> {
     let plan: Plan = serde_json::from_str(&std::fs::read_to_string(file)?)?;
     let pool = plan.cells.iter().map(|cell| cell.size * cell.pool_blocks).max().ok_or("a plan of no cells")?;
     let arguments = Arguments { pool, plan: None, ways: Vec::new(), sizes: Vec::new(), ..*arguments };
-    let way = Way { name: "auto", transports: None, pool: Pool::Allocated, by: By::Route(None) };
+    let way = Way { name: "auto", transports: None, pool: Pool::Allocated, by: By::AUTO };
     let mut source = Source::open(&arguments)?;
     for cell in plan.cells.iter().filter(|cell| cell.op == "WRITE") {
         let Cell { size, count, pool_blocks, order, seed, warmup, iters, .. } = *cell;

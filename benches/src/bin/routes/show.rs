@@ -16,7 +16,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Error> {
         return Err(format!("no way is called {unknown}").into());
     }
     let mut source = Source::open(arguments)?;
-    let version = source.line(arguments, None, None)?.end.context.ucx_version().to_string();
+    let version = source.line(arguments, None, By::AUTO)?.end.context.ucx_version().to_string();
     println!("{}", json!({ "kind": "env", "ucx": version, "pool_bytes": arguments.pool, "rounds": arguments.rounds }));
     eprintln!("UCX {version}, pools of {}, medians of {}", size_text(arguments.pool), arguments.rounds);
     for &size in &arguments.sizes {
@@ -92,14 +92,14 @@ pub(crate) fn show_latency(
     source: &mut Source,
     transports: Option<&'static str>,
 ) -> Result<(), Error> {
-    let line = source.line(arguments, transports, None)?;
+    let line = source.line(arguments, transports, By::AUTO)?;
     let owned = transports.map(str::to_owned);
     let local = line.end.context.allocate(1 << 16)?;
     let (address, epoch, card) = (line.end.worker.address().to_owned(), line.end.worker.epoch(), local.card());
     source.target.ask(&Ask::Connect { transports: owned.clone(), address, epoch, card })?;
     let count = arguments.latency;
     source.target.ask(&Ask::Pong { transports: owned, count })?;
-    let line = source.line(arguments, transports, None)?;
+    let line = source.line(arguments, transports, By::AUTO)?;
     let halves = latency::ping(&line.end, line.endpoint, &local, line.allocated, count)?;
     let Answer::Done = source.target.hear()? else { return Err("the target did not pong".into()) };
     let at = |percent: usize| halves[(halves.len() - 1) * percent / 100].as_secs_f64() * 1e6;

@@ -31,7 +31,7 @@ pub(crate) fn serve(arguments: &Arguments) -> Result<(), Error> {
         };
         let answer = match serde_json::from_str(&line?)? {
             Ask::Open { transports } => {
-                let end = End::open(arguments, transports.as_deref(), None)?;
+                let end = End::open(arguments, transports.as_deref(), (None, 1))?;
                 let region = match &allocated {
                     Some(region) => register_again(&end.context, region)?,
                     None => allocated.insert(end.context.allocate(arguments.pool)?).clone(),

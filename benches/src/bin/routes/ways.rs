@@ -24,6 +24,8 @@ pub(crate) enum By {
     Copy,
     /// `process_vm_writev`, 1024 pieces a call.
     Writev,
+    /// The direct route with two threads that copy.
+    TwoThreads,
     /// This library; `None` is its own choice.
     Route(Option<Route>),
 }
@@ -34,10 +36,11 @@ const fn way(name: &'static str, transports: Option<&'static str>, pool: Pool, b
 
 const TCP: Option<&str> = Some("tcp");
 
-pub(crate) const WAYS: [Way; 11] = [
+pub(crate) const WAYS: [Way; 12] = [
     way("memcpy", None, Pool::Allocated, By::Copy),
     way("auto", None, Pool::Allocated, By::Route(None)),
     way("direct", None, Pool::Allocated, By::Route(Some(Route::Direct))),
+    way("direct:2", None, Pool::Allocated, By::TwoThreads),
     way("runs", None, Pool::Allocated, By::Route(Some(Route::Runs))),
     way("own:auto", None, Pool::Callers, By::Route(None)),
     way("own:landing", None, Pool::Callers, By::Route(Some(Route::Landing))),
@@ -66,12 +69,26 @@ pub(crate) struct Source {
     opened: BTreeMap<Option<&'static str>, Box<Opened>>,
 }
 
+impl By {
+    /// What a user gets who asks for nothing.
+    pub(crate) const AUTO: Self = Self::Route(None);
+
+    /// The route that the options ask for, and the threads that copy.
+    pub(crate) fn options(self) -> (Option<Route>, usize) {
+        match self {
+            Self::Copy | Self::Writev => (None, 1),
+            Self::TwoThreads => (Some(Route::Direct), 2),
+            Self::Route(route) => (route, 1),
+        }
+    }
+}
+
 impl Source {
     pub(crate) fn open(arguments: &Arguments) -> Result<Self, Error> {
         let mut passed = vec!["--pool".to_owned(), arguments.pool.to_string()];
         passed.extend(arguments.chunk.iter().flat_map(|chunk| ["--chunk".to_owned(), chunk.to_string()]));
         let target = Target::start(&passed)?;
-        let pool = End::open(arguments, None, None)?.context.allocate(arguments.pool)?;
+        let pool = End::open(arguments, None, By::AUTO.options())?.context.allocate(arguments.pool)?;
         let copy = Memory::new(arguments.pool)?;
         Ok(Self { target, pool, copy, lines: BTreeMap::new(), opened: BTreeMap::new() })
     }
@@ -81,22 +98,17 @@ impl Source {
         &mut self,
         arguments: &Arguments,
         transports: Option<&'static str>,
-        route: Option<Route>,
+        by: By,
     ) -> Result<&Line, Error> {
-        let key = (transports, format!("{route:?}"));
+        let key = (transports, format!("{:?}", by.options()));
         if !self.lines.contains_key(&key) {
-            let line = self.open_line(arguments, transports, route)?;
+            let line = self.open_line(arguments, transports, by)?;
             self.lines.insert(key.clone(), line);
         }
         self.lines.get(&key).ok_or("a line that was just opened".into())
     }
 
-    fn open_line(
-        &mut self,
-        arguments: &Arguments,
-        transports: Option<&'static str>,
-        route: Option<Route>,
-    ) -> Result<Line, Error> {
+    fn open_line(&mut self, arguments: &Arguments, transports: Option<&'static str>, by: By) -> Result<Line, Error> {
         let owned = transports.map(str::to_owned);
         if !self.opened.contains_key(&transports) {
             let Answer::Opened(opened) = self.target.ask(&Ask::Open { transports: owned })? else {
@@ -105,7 +117,7 @@ impl Source {
             self.opened.insert(transports, opened);
         }
         let Opened { address, epoch, allocated, callers } = &*self.opened[&transports];
-        let end = End::open(arguments, transports, route)?;
+        let end = End::open(arguments, transports, by.options())?;
         let local = register_again(&end.context, &self.pool)?;
         let endpoint = end.worker.connect(address, *epoch)?;
         let (allocated, callers) = (end.worker.import(endpoint, allocated)?, end.worker.import(endpoint, callers)?);
