@@ -149,25 +149,25 @@ proptest! {
                 Fault::Lost => {}
                 Fault::Late => late.push_back((index, chunk)),
                 Fault::Doubled => {
-                    source.inbox.filled(PEER, STREAM, index, chunk);
-                    source.inbox.filled(PEER, STREAM, index, chunk);
+                    source.inbox.filled(PEER, STREAM, index, chunk, None);
+                    source.inbox.filled(PEER, STREAM, index, chunk, None);
                 }
-                _ => source.inbox.filled(PEER, STREAM, index, chunk),
+                _ => source.inbox.filled(PEER, STREAM, index, chunk, None),
             }
             source.scatter();
             if *fault != Fault::Late && let Some((index, chunk)) = late.pop_front() {
-                source.inbox.filled(PEER, STREAM, index, chunk);
+                source.inbox.filled(PEER, STREAM, index, chunk, None);
                 // Said again after the chunk has gone to another part.
                 source.scatter();
                 source.take_grants();
-                source.inbox.filled(PEER, STREAM, index, chunk);
+                source.inbox.filled(PEER, STREAM, index, chunk, None);
             }
         }
-        late.into_iter().for_each(|(index, chunk)| source.inbox.filled(PEER, STREAM, index, chunk));
+        late.into_iter().for_each(|(index, chunk)| source.inbox.filled(PEER, STREAM, index, chunk, None));
         source.scatter();
         source.take_grants();
         while let Some((index, chunk)) = source.fill() {
-            source.inbox.filled(PEER, STREAM, index, chunk);
+            source.inbox.filled(PEER, STREAM, index, chunk, None);
             source.scatter();
             source.take_grants();
         }
@@ -188,12 +188,32 @@ fn claims_about_chunks_that_were_not_granted_are_ignored() {
     source.take_grants();
     for fault in [Fault::WrongChunk, Fault::WrongIndex] {
         let (index, chunk) = if fault == Fault::WrongChunk { (0, 11) } else { (10, source.credits[0]) };
-        source.inbox.filled(PEER, STREAM, index, chunk);
-        source.inbox.filled(PEER, StreamId(9), 0, chunk);
-        source.inbox.filled(Peer { epoch: 2, ..PEER }, STREAM, 0, chunk);
+        source.inbox.filled(PEER, STREAM, index, chunk, None);
+        source.inbox.filled(PEER, StreamId(9), 0, chunk, None);
+        source.inbox.filled(Peer { epoch: 2, ..PEER }, STREAM, 0, chunk, None);
     }
     source.scatter();
     assert!(source.bytes().iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn bytes_that_come_with_a_message_are_taken_in_their_length_only() {
+    let mut source = Source::new();
+    let described = description(&source.target);
+    source.describe(&described, described.len());
+    for index in 0..BYTES.div_ceil(u64::from(CHUNK)) {
+        source.take_grants();
+        let chunk = source.credits.pop_front().unwrap();
+        let start = index * u64::from(CHUNK);
+        let bytes: Vec<u8> = (start..BYTES.min(start + u64::from(CHUNK))).map(byte).collect();
+        for wrong in [bytes.len() - 1, bytes.len() + 1] {
+            source.inbox.filled(PEER, STREAM, index, chunk, Some(&vec![9; wrong]));
+            assert!(source.inbox.scatter().is_none(), "part {index} of {wrong} bytes");
+        }
+        source.inbox.filled(PEER, STREAM, index, chunk, Some(&bytes));
+        source.scatter();
+    }
+    assert!(source.landed && source.bytes() == expected());
 }
 
 #[test]
