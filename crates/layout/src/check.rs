@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Counted, LayoutError, RowName};
 use crate::strides::Comb;
-use crate::table::{GroupId, GroupKind, LayerGroup, PageTable, Plane, Pool, PoolId, Role, Row};
+use crate::table::{GroupId, GroupKind, LayerGroup, Ordinals, PageTable, Plane, Pool, PoolId, Role, Row};
 
 /// Most pools of a table: one a layer and role would need a few hundred.
 pub const POOLS_MAX: usize = 4096;
@@ -57,8 +57,8 @@ impl PageTable {
     ///
     /// Pools: not empty, slots not overlapping, inside the address space. Rows: inside their slot, `(layer, role)` given
     /// once, no two rows of a group overlapping in a pool. Rows of *different* groups may use the same bytes of a pool's
-    /// slots: a slot belongs to one group at a time. Planes: inside their row, units inside the model's, tokens those of
-    /// the group, cells kept apart by the strides, planes of a row not overlapping.
+    /// slots: a slot belongs to one group at a time. Planes: inside their row, units inside the model's, cells that divide
+    /// the tokens of a block, kept apart by the strides, planes of a row not overlapping.
     ///
     /// # Errors
     ///
@@ -136,6 +136,9 @@ fn check_kind(id: GroupId, kind: GroupKind) -> Result<(), LayoutError> {
         GroupKind::Paged { tokens_per_block: 0, .. } | GroupKind::Paged { window_tokens: Some(0), .. } => {
             Err(LayoutError::NoTokens { group: id })
         }
+        GroupKind::Paged { ordinals: Ordinals { step, first }, .. } if first >= step => {
+            Err(LayoutError::Ordinals { group: id, step, first })
+        }
         GroupKind::Paged { .. } | GroupKind::State => Ok(()),
     }
 }
@@ -193,7 +196,11 @@ fn check_plane(row: &Row, index: usize, plane: &Plane, kind: GroupKind) -> Resul
             units_total: plane.units_total,
         });
     }
-    if plane.tokens != kind.tokens() {
+    let divides = match kind {
+        GroupKind::Paged { .. } => kind.tokens_per_cell(plane).is_some(),
+        GroupKind::State => plane.tokens > 0,
+    };
+    if !divides {
         return Err(LayoutError::Tokens {
             row: name(),
             plane: index,

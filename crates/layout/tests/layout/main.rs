@@ -5,6 +5,8 @@ mod build;
 mod check;
 mod codec;
 mod config;
+mod cut;
 mod digest;
 mod golden;
+mod storage;
 mod tables;
