@@ -41,6 +41,8 @@ pub enum Counted {
     Rows,
     /// Model layers: `hidden_layers`, or the id of a row's layer plus one.
     Layers,
+    /// Pairs of planes of different rows whose bytes run through each other.
+    InterleavedPlanes,
 }
 
 impl fmt::Display for Counted {
@@ -50,6 +52,7 @@ impl fmt::Display for Counted {
             Self::Groups => "groups",
             Self::Rows => "rows",
             Self::Layers => "layers",
+            Self::InterleavedPlanes => "pairs of interleaved planes",
         })
     }
 }
@@ -209,7 +212,7 @@ pub enum LayoutError {
         slot_bytes: u64,
     },
 
-    /// Two rows of one group share bytes of a slot.
+    /// Two rows of one group share bytes of a slot, or interleave in a way that is not provably free of it.
     #[error("{row}: overlaps the {} row of layer {}", other.role, other.layer)]
     RowsOverlap {
         /// The row at the higher offset.

@@ -50,7 +50,9 @@ mod table;
 mod wire;
 
 pub use build::{TableOptions, build};
-pub use check::{Extent, GROUPS_MAX, LAYERS_MAX, PLANES_MAX, POOLS_MAX, ROLE_NAME_BYTES_MAX, ROWS_MAX};
+pub use check::{
+    Extent, GROUPS_MAX, INTERLEAVED_PLANES_MAX, LAYERS_MAX, PLANES_MAX, POOLS_MAX, ROLE_NAME_BYTES_MAX, ROWS_MAX,
+};
 pub use codec::{DecodeError, TABLE_BYTES_MAX};
 pub use config::ConfigError;
 pub use cut::{Coordinates, Cut, CutError, RANKS_MAX};

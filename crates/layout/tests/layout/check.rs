@@ -99,7 +99,7 @@ fn spoilt_rows() {
         "pool 0, layer 0, key: 32 B at 18446744073709551584 do not fit in a slot of 112 B",
     );
     check(
-        |table| table.groups[0].rows[0].bytes = 33,
+        |table| table.groups[0].rows[0].offset = 1,
         &LayoutError::RowsOverlap { row: RowName { role: Role::Value, ..key() }, other: key() },
         "pool 0, layer 0, value: overlaps the key row of layer 0",
     );
@@ -276,7 +276,7 @@ fn slots_of_a_pool() {
 
 /// Looks at every byte of every cell of a table of small sizes: each inside its row and slot, in no other cell of the
 /// same group, and in a slot that is inside the pool.
-fn sound_by_scan(table: &PageTable) -> bool {
+pub(crate) fn sound_by_scan(table: &PageTable) -> bool {
     let mut names = HashSet::new();
     for group in &table.groups {
         let mut taken = HashSet::new();

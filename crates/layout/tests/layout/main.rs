@@ -8,5 +8,6 @@ mod config;
 mod cut;
 mod digest;
 mod golden;
+mod interleaved;
 mod storage;
 mod tables;
