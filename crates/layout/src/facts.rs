@@ -4,7 +4,7 @@ use crate::build::TableOptions;
 use crate::error::LayoutError;
 use crate::mask::LayerMask;
 use crate::spec::{GroupSpec, RowSpec};
-use crate::table::{Dtype, GroupKind, Role};
+use crate::table::{GroupKind, Role};
 
 /// Elements that share one scale in a row of indexer keys: `quant_block_size` of vLLM's and SGLang's sparse-attention
 /// indexers.
@@ -76,7 +76,7 @@ impl ModelFacts {
     pub fn groups(&self, options: &TableOptions) -> Result<Vec<GroupSpec>, LayoutError> {
         let dtype = options.dtype;
         if dtype.bits() < 8 {
-            return Err(LayoutError::CacheDtype { dtype });
+            return Err(LayoutError::CacheDtype { role: Role::Key, dtype });
         }
         // The config's reader bounds the sum.
         let every_layer = LayerMask::all(self.hidden_layers + self.mtp_layers);
@@ -89,9 +89,9 @@ impl ModelFacts {
         };
         let mut pools = vec![main];
         if let Some(Indexer { head_dim, owners }) = &self.indexer {
-            pools.push(vec![RowSpec::indexer(Dtype::Fp8E4m3, owners.clone(), *head_dim, INDEXER_QUANT_BLOCK)?]);
+            pools.push(vec![RowSpec::indexer(options.indexer_dtype, owners.clone(), *head_dim, INDEXER_QUANT_BLOCK)?]);
         }
-        let kind = GroupKind::Paged { tokens_per_block: options.tokens_per_block, window_tokens: None };
-        Ok(vec![GroupSpec { kind, pools }])
+        let kind = GroupKind::paged(options.tokens_per_block);
+        Ok(vec![GroupSpec { kind, slot_count: options.slot_count, pools }])
     }
 }

@@ -14,7 +14,7 @@ fn golden<T: for<'de> Deserialize<'de>>(name: &str) -> T {
 }
 
 fn options(dtype: Dtype, mtp: bool) -> TableOptions {
-    TableOptions { tokens_per_block: 64, dtype, slot_count: 16, mtp }
+    TableOptions { mtp, ..TableOptions::new(64, dtype, 16) }
 }
 
 #[derive(Deserialize)]
@@ -41,7 +41,7 @@ fn seed_cases_of_the_masked_indexer() {
     for case in &seed.cases {
         let table = seed_table(mask_of(&case.mask));
         assert_eq!(table.hidden_layers, seed.hidden_layers);
-        let kind = GroupKind::Paged { tokens_per_block: seed.tokens_per_block, window_tokens: None };
+        let kind = GroupKind::paged(seed.tokens_per_block);
         assert_eq!(table.groups.iter().map(|group| group.kind).collect::<Vec<_>>(), [kind]);
 
         let indexer_rows = table.rows().filter(|(_, row)| row.role == Role::IndexerKey);
