@@ -21,7 +21,7 @@
 //! let facts = ModelFacts::from_config(
 //!     r#"{"model_type": "llama", "num_hidden_layers": 4, "num_key_value_heads": 4, "head_dim": 64}"#,
 //! )?;
-//! let options = TableOptions { tokens_per_block: 16, dtype: Dtype::Bf16, slot_count: 100, mtp: false };
+//! let options = TableOptions::new(16, Dtype::Bf16, 100);
 //! let tables = |cut: &str| -> Result<Vec<PageTable>, Box<dyn std::error::Error>> {
 //!     let cut: Cut = cut.parse()?;
 //!     (0..cut.rank_count()).map(|rank| Ok(build(&facts, &cut, rank, &options)?)).collect()

@@ -99,6 +99,7 @@ impl Table {
         };
         let table = PageTable {
             hidden_layers: 4,
+            dp_rank: 0,
             pools: self.slot_bytes.into_iter().map(pool).collect(),
             groups: vec![LayerGroup { kind, rows: self.rows.into_iter().map(row).collect() }],
         };
@@ -169,7 +170,7 @@ fn block_maps() {
                 bytes: tokens.into(),
                 planes: vec![plane],
             };
-            let kind = GroupKind::Paged { tokens_per_block: tokens, window_tokens: None };
+            let kind = GroupKind::paged(tokens);
             Table { kind, slot_bytes: vec![tokens.into()], rows: vec![row] }.build()
         });
         let map = |blocks: Blocks| [BlockMap::dense(blocks.first, blocks.slots.into_iter().map(Slot))];

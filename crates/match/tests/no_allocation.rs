@@ -18,7 +18,7 @@ const CONFIG: &str = r#"{
 fn tables(cut: &str, tokens_per_block: u32) -> Vec<PageTable> {
     let facts = ModelFacts::from_config(CONFIG).expect("a known model");
     let cut: Cut = cut.parse().expect("a cut");
-    let options = TableOptions { tokens_per_block, dtype: Dtype::Fp8E4m3, slot_count: 8192, mtp: false };
+    let options = TableOptions::new(tokens_per_block, Dtype::Fp8E4m3, 8192);
     (0..cut.rank_count()).map(|rank| build(&facts, &cut, rank, &options).expect("the cut fits")).collect()
 }
 

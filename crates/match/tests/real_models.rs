@@ -17,7 +17,7 @@ const LLAMA_8B: &str = r#"{
 fn instance(config: &str, cut: &str, tokens_per_block: u32, mtp: bool) -> Vec<PageTable> {
     let facts = ModelFacts::from_config(config).expect("a known model");
     let cut: Cut = cut.parse().expect("a cut");
-    let options = TableOptions { tokens_per_block, dtype: Dtype::Fp8E4m3, slot_count: 4096, mtp };
+    let options = TableOptions { mtp, ..TableOptions::new(tokens_per_block, Dtype::Fp8E4m3, 4096) };
     (0..cut.rank_count()).map(|rank| build(&facts, &cut, rank, &options).expect("the cut fits")).collect()
 }
 

@@ -6,7 +6,7 @@ use kvferry_layout::{
 };
 use kvferry_match::{BindError, BlockMap, MatchError, Mismatch, Plan, Side, Template, TemplateError, assign};
 
-const PAGED: GroupKind = GroupKind::Paged { tokens_per_block: 16, window_tokens: None };
+const PAGED: GroupKind = GroupKind::paged(16);
 
 /// Four hidden layers, of which `layers` are here, keys of two heads, and an indexer on the layers of `mask`.
 fn table(layers: &[u32], mask: &[bool], (tp_rank, tp_size): (u32, u32)) -> PageTable {
@@ -18,8 +18,7 @@ fn table(layers: &[u32], mask: &[bool], (tp_rank, tp_size): (u32, u32)) -> PageT
         layers: layers.iter().copied().map(Layer).collect(),
         tp_rank,
         tp_size,
-        slot_count: 10,
-        groups: vec![GroupSpec { kind: PAGED, pools }],
+        groups: vec![GroupSpec { kind: PAGED, slot_count: 10, pools }],
     })
     .expect("a sound table")
 }
@@ -159,7 +158,7 @@ fn templates_that_are_not_made() {
         (plane.tokens, plane.unit_stride) = (tokens_per_block, u64::from(tokens_per_block) * 8);
         let bytes = u64::from(tokens_per_block) * 16;
         table.groups[0].rows[0].bytes = bytes;
-        table.groups[0].kind = GroupKind::Paged { tokens_per_block, window_tokens: None };
+        table.groups[0].kind = GroupKind::paged(tokens_per_block);
         (table.pools[0].slot_bytes, table.pools[0].slot_stride) = (bytes, bytes);
         table.check().expect("a sound table");
         table

@@ -92,12 +92,13 @@ impl Model {
 
     fn table(&self, instance: &Instance, stage: u32, tp_rank: u32) -> PageTable {
         let kinds = [
-            GroupKind::Paged { tokens_per_block: instance.block_tokens, window_tokens: None },
-            GroupKind::Paged { tokens_per_block: instance.indexer_block_tokens.unwrap_or(1), window_tokens: None },
+            GroupKind::paged(instance.block_tokens),
+            GroupKind::paged(instance.indexer_block_tokens.unwrap_or(1)),
             GroupKind::State,
         ];
         let mut table = PageTable {
             hidden_layers: self.hidden_layers,
+            dp_rank: 0,
             pools: Vec::new(),
             groups: kinds.map(|kind| LayerGroup { kind, rows: Vec::new() }).into(),
         };
