@@ -1,0 +1,95 @@
+//! A rank's card: everything that another engine needs to reach it. Opaque and versioned outside, a claim until parsed.
+
+use kvferry_layout::{Digest, Extent, PageTable};
+use kvferry_wire::{PROTOCOL_VERSION, RegionCard, Version};
+use serde::{Deserialize, Serialize};
+
+use crate::error::CardError;
+
+const MAGIC: [u8; 8] = *b"kvferry\n";
+
+/// Magic, version and digest in front of the contents.
+const HEADER_BYTES: usize = 8 + 2 + 16;
+
+/// A parsed and checked card.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Card {
+    pub(crate) rank: u32,
+    pub(crate) epoch: u64,
+    pub(crate) ucx: Version,
+    pub(crate) address: Vec<u8>,
+    pub(crate) table: PageTable,
+    /// One a pool.
+    pub(crate) regions: Vec<RegionCard>,
+}
+
+/// The contents as they are encoded.
+#[derive(Serialize, Deserialize)]
+struct Contents {
+    rank: u32,
+    epoch: u64,
+    ucx: (u32, u32, u32),
+    address: Vec<u8>,
+    table: Vec<u8>,
+    regions: Vec<RegionCard>,
+}
+
+impl Card {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let contents = postcard::to_allocvec(&Contents {
+            rank: self.rank,
+            epoch: self.epoch,
+            ucx: (self.ucx.major, self.ucx.minor, self.ucx.release),
+            address: self.address.clone(),
+            table: self.table.to_bytes(),
+            regions: self.regions.clone(),
+        })
+        .expect("plain data in memory always encodes");
+        let mut card = Vec::with_capacity(HEADER_BYTES + contents.len());
+        card.extend_from_slice(&MAGIC);
+        card.extend_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+        card.extend_from_slice(&Digest::of(&contents).0.to_le_bytes());
+        card.extend_from_slice(&contents);
+        card
+    }
+
+    /// Parses and checks what a peer sent. The digest guards against damage, not against malice.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, CardError> {
+        let not_a_card = CardError::NotACard { bytes: bytes.len() };
+        let Some(rest) = bytes.strip_prefix(&MAGIC) else { return Err(not_a_card) };
+        let Some((version, rest)) = rest.split_first_chunk() else { return Err(not_a_card) };
+        let theirs = u16::from_le_bytes(*version);
+        if theirs != PROTOCOL_VERSION {
+            return Err(CardError::Version { theirs, ours: PROTOCOL_VERSION });
+        }
+        let Some((digest, contents)) = rest.split_first_chunk() else { return Err(not_a_card) };
+        if Digest::of(contents) != Digest(u128::from_le_bytes(*digest)) {
+            return Err(CardError::Damaged);
+        }
+        let (contents, []) = postcard::take_from_bytes::<Contents>(contents).map_err(|_| CardError::Undecodable)?
+        else {
+            return Err(CardError::Undecodable);
+        };
+        let table = PageTable::from_bytes(&contents.table)?;
+        if table.pools.len() != contents.regions.len() {
+            return Err(CardError::Regions { pools: table.pools.len(), regions: contents.regions.len() });
+        }
+        let extents = contents.regions.iter().map(|region| Extent { base: region.base, bytes: region.bytes });
+        table.check_regions(&extents.collect::<Vec<_>>())?;
+        let (major, minor, release) = contents.ucx;
+        Ok(Self {
+            rank: contents.rank,
+            epoch: contents.epoch,
+            ucx: Version { major, minor, release },
+            address: contents.address,
+            table,
+            regions: contents.regions,
+        })
+    }
+}
+
+/// Whether keys of two UCX versions can be unpacked by each other: 1.19 dropped the dummy key of tcp and cma.
+pub(crate) fn ucx_agree(a: Version, b: Version) -> bool {
+    let with_dummy_keys = |version: Version| version < Version::new(1, 19, 0);
+    with_dummy_keys(a) == with_dummy_keys(b)
+}

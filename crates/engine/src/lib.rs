@@ -1,0 +1,18 @@
+#![doc = include_str!("../../../README.md")]
+#![forbid(unsafe_code)]
+
+mod card;
+mod core;
+mod engine;
+mod error;
+mod message;
+mod peer;
+mod report;
+mod survey;
+mod transfer;
+
+pub use engine::{Engine, EngineOptions, Link};
+pub use error::{CardError, ConnectError, PeerName, PostError, PublishError, StartError, TransferError};
+pub use message::{Refusal, RequestKey};
+pub use report::{Received, Route, Sent};
+pub use transfer::{Outcome, Receive, Send, Transfer};

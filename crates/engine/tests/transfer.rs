@@ -1,0 +1,348 @@
+//! Engines of one process over real UCX: what a request promises, and what it says when it cannot be kept.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::ops::Range;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use kvferry::{
+    CardError, ConnectError, Engine, EngineOptions, Link, PeerName, PostError, PublishError, Receive, Refusal,
+    RequestKey, Send, TransferError,
+};
+use kvferry_layout::{
+    Dtype, GroupKind, GroupSpec, Layer, LayerMask, LayoutError, PageTable, RankSpec, Role, RowSpec, Slot, block_major,
+};
+use kvferry_match::{BindError, BlockMap, Side};
+use kvferry_wire::Region;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const SLOTS: u32 = 8;
+const TOKENS: u32 = 32;
+const KEY: RequestKey = RequestKey { request: 42, attempt: 1 };
+
+/// One rank of an instance.
+struct Rank {
+    engine: Engine,
+    table: PageTable,
+    regions: Vec<Region>,
+}
+
+/// The seed model: keys of 64 fp16 on every layer, an indexer row of 132 B a token on the layers of `mask`.
+fn table(mask: &str, layers: Range<u32>) -> PageTable {
+    let owns: Vec<bool> = mask.chars().map(|owns| owns == 'T').collect();
+    let hidden_layers = u32::try_from(owns.len()).unwrap();
+    let key = RowSpec::single(Role::Key, Dtype::F16, LayerMask::all(hidden_layers), 1, 64).unwrap();
+    let indexer = RowSpec::indexer(Dtype::Fp8E4m3, LayerMask::from_bools(owns), 128, 128).unwrap();
+    let kind = GroupKind::Paged { tokens_per_block: TOKENS, window_tokens: None };
+    block_major(&RankSpec {
+        hidden_layers,
+        layers: layers.map(Layer).collect(),
+        tp_rank: 0,
+        tp_size: 1,
+        slot_count: SLOTS,
+        groups: vec![GroupSpec { kind, pools: vec![vec![key], vec![indexer]] }],
+    })
+    .unwrap()
+}
+
+fn rank(rank: u32, mut table: PageTable, patience: Duration) -> Rank {
+    let engine = Engine::start(EngineOptions { rank, transports: None, patience }).unwrap();
+    let regions = engine.allocate(&mut table).unwrap();
+    engine.publish(table.clone(), regions.clone()).unwrap();
+    Rank { engine, table, regions }
+}
+
+fn cards(ranks: &[Rank]) -> Vec<Vec<u8>> {
+    ranks.iter().map(|rank| rank.engine.card().unwrap()).collect()
+}
+
+/// Connects every rank with every other, as each would in its own process. The links in order: sources, destinations.
+fn connect(sources: &[Rank], destinations: &[Rank]) -> Vec<Link> {
+    let (from, to) = (cards(sources), cards(destinations));
+    thread::scope(|scope| {
+        let ranks = sources.iter().chain(destinations);
+        let asked: Vec<_> = ranks.map(|rank| scope.spawn(|| rank.engine.connect(&from, &to).unwrap())).collect();
+        asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+    })
+}
+
+fn pair(patience: Duration) -> (Rank, Rank, Link, Link) {
+    let (sources, destinations) = ([rank(0, table("TFTF", 0..4), patience)], [rank(0, table("TFTF", 0..4), patience)]);
+    let links = connect(&sources, &destinations);
+    let ([source], [destination]) = (sources, destinations);
+    (source, destination, links[0], links[1])
+}
+
+fn map(slots: &[u32]) -> Vec<BlockMap> {
+    vec![BlockMap::new(0, slots.iter().map(|slot| Some(Slot(*slot))).collect())]
+}
+
+fn sent(send: &Send) -> Result<u64, std::sync::Arc<TransferError>> {
+    send.wait(2 * PATIENCE).expect("a send ends").map(|sent| sent.iter().map(|sent| sent.bytes).sum())
+}
+
+fn received(receive: &Receive) -> Result<u64, std::sync::Arc<TransferError>> {
+    receive.wait(2 * PATIENCE).expect("a receive ends").map(|received| received.iter().map(|r| r.bytes).sum())
+}
+
+/// The bytes of one row in one slot.
+fn row(rank: &Rank, layer: u32, role: &Role, slot: u32) -> Vec<u8> {
+    let (_, row) = rank.table.row(Layer(layer), role).unwrap();
+    let pool = rank.table.pool(row.pool).unwrap();
+    let mut bytes = vec![0; usize::try_from(row.bytes).unwrap()];
+    let offset = pool.slot_offset(Slot(slot)).unwrap() + row.offset;
+    rank.regions[usize::from(row.pool.0)].read(offset, &mut bytes).unwrap();
+    bytes
+}
+
+/// Fills every pool with bytes that differ by rank, pool and place.
+fn fill(rank: &Rank, seed: u64) {
+    for (pool, region) in (0u64..).zip(&rank.regions) {
+        let byte =
+            |i: u64| ((i.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (seed << 40) ^ (pool << 56)) >> 33).to_le_bytes()[0];
+        region.write(0, &(0..region.bytes()).map(byte).collect::<Vec<_>>()).unwrap();
+    }
+}
+
+#[test]
+fn the_masked_indexer_moves_from_pp1_to_pp2_by_layer() {
+    let sources = [rank(0, table("TFTF", 0..4), PATIENCE)];
+    let destinations = [rank(0, table("TFTF", 0..2), PATIENCE), rank(1, table("TFTF", 2..4), PATIENCE)];
+    let links = connect(&sources, &destinations);
+    fill(&sources[0], 1);
+    let tokens = 0..u64::from(3 * TOKENS);
+    let (from, to) = ([6, 1, 3], [5, 0, 2]);
+    let receives: Vec<_> =
+        (0..2).map(|i| destinations[i].engine.receive(links[1 + i], KEY, &map(&to), tokens.clone()).unwrap()).collect();
+    let send = sources[0].engine.send(links[0], KEY, map(&from), tokens).unwrap();
+    let part = 3 * (2 * 4096 + 4224);
+    assert_eq!(receives.iter().map(|receive| received(receive).unwrap()).collect::<Vec<_>>(), [part, part]);
+    assert_eq!(sent(&send).unwrap(), 2 * part);
+    for (rank, layers, owner) in [(&destinations[0], 0..2, 0), (&destinations[1], 2..4, 2)] {
+        for (from, to) in from.into_iter().zip(to) {
+            for layer in layers.clone() {
+                assert!(row(rank, layer, &Role::Key, to) == row(&sources[0], layer, &Role::Key, from));
+            }
+            assert!(row(rank, owner, &Role::IndexerKey, to) == row(&sources[0], owner, &Role::IndexerKey, from));
+        }
+        for slot in [1, 3, 4, 6, 7] {
+            assert!(row(rank, owner, &Role::IndexerKey, slot).iter().all(|byte| *byte == 0), "slot {slot} changed");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_owns_no_indexer_layer_has_no_pool_and_still_succeeds() {
+    let sources = [rank(0, table("TFFF", 0..4), PATIENCE)];
+    let destinations = [rank(0, table("TFFF", 0..2), PATIENCE), rank(1, table("TFFF", 2..4), PATIENCE)];
+    assert_eq!((destinations[0].table.pools.len(), destinations[1].table.pools.len()), (2, 1));
+    let links = connect(&sources, &destinations);
+    fill(&sources[0], 2);
+    let tokens = 0..u64::from(TOKENS);
+    let send = sources[0].engine.send(links[0], KEY, map(&[4]), tokens.clone()).unwrap();
+    let receives: Vec<_> = (0..2)
+        .map(|i| destinations[i].engine.receive(links[1 + i], KEY, &map(&[7]), tokens.clone()).unwrap())
+        .collect();
+    assert_eq!((received(&receives[0]).unwrap(), received(&receives[1]).unwrap()), (2 * 4096 + 4224, 2 * 4096));
+    assert_eq!(sent(&send).unwrap(), 4 * 4096 + 4224);
+    assert!(row(&destinations[1], 3, &Role::Key, 7) == row(&sources[0], 3, &Role::Key, 4));
+}
+
+#[test]
+fn many_requests_at_once_each_end_well_in_any_order() {
+    let (source, destination, out, into) = pair(PATIENCE);
+    fill(&source, 3);
+    let key = |request| RequestKey { request, attempt: 0 };
+    let tokens = 0..u64::from(TOKENS);
+    let slot = |request: u64| u32::try_from(request).unwrap() % SLOTS;
+    let receives: Vec<_> =
+        (0..64).map(|i| destination.engine.receive(into, key(i), &map(&[slot(i)]), tokens.clone()).unwrap()).collect();
+    let sends: Vec<_> =
+        (0..64).rev().map(|i| source.engine.send(out, key(i), map(&[slot(i)]), tokens.clone()).unwrap()).collect();
+    let bytes = 4 * 4096 + 2 * 4224;
+    assert!(receives.iter().all(|receive| received(receive).unwrap() == bytes));
+    assert!(sends.iter().all(|send| sent(send).unwrap() == bytes));
+    for (here, there) in source.regions.iter().zip(&destination.regions) {
+        let read = |region: &Region| {
+            let mut bytes = vec![0; usize::try_from(region.bytes()).unwrap()];
+            region.read(0, &mut bytes).unwrap();
+            bytes
+        };
+        assert!(read(here) == read(there), "every slot was moved to its like");
+    }
+}
+
+#[test]
+fn a_hole_that_is_needed_is_named_and_nothing_moves() {
+    let (source, destination, out, into) = pair(PATIENCE);
+    fill(&source, 4);
+    let tokens = 0..u64::from(2 * TOKENS);
+    let holed = vec![BlockMap::new(0, vec![Some(Slot(1)), None])];
+    match destination.engine.receive(into, KEY, &holed, tokens.clone()) {
+        Err(PostError::BlockMaps { peer, source: BindError::Hole { side: Side::Destination, ordinal: 1, .. } }) => {
+            assert_eq!(peer, PeerName { side: Side::Source, rank: 0 });
+        }
+        result => panic!("{:?}", result.map(|_| ())),
+    }
+    let receive = destination.engine.receive(into, KEY, &map(&[1, 2]), tokens.clone()).unwrap();
+    let send = source.engine.send(out, KEY, holed, tokens).unwrap();
+    match &*sent(&send).unwrap_err() {
+        TransferError::BlockMaps { source: BindError::Hole { side: Side::Source, ordinal: 1, .. }, .. } => {}
+        error => panic!("{error:?}"),
+    }
+    match &*received(&receive).unwrap_err() {
+        TransferError::Refused { peer: PeerName { rank: 0, .. }, source: Refusal::BlockMaps } => {}
+        error => panic!("{error:?}"),
+    }
+    assert!(row(&destination, 0, &Role::Key, 1).iter().all(|byte| *byte == 0), "nothing moved");
+}
+
+#[test]
+fn sides_that_name_other_tokens_find_out_before_a_byte_moves() {
+    let (source, destination, out, into) = pair(PATIENCE);
+    fill(&source, 5);
+    let receive = destination.engine.receive(into, KEY, &map(&[1]), 0..u64::from(TOKENS)).unwrap();
+    let send = source.engine.send(out, KEY, map(&[1]), 0..u64::from(TOKENS) - 1).unwrap();
+    assert!(matches!(
+        &*sent(&send).unwrap_err(),
+        TransferError::TokensDiffer { theirs: Range { start: 0, end: 32 }, .. }
+    ));
+    let refused = received(&receive).unwrap_err();
+    assert!(matches!(&*refused, TransferError::Refused { source: Refusal::TokensDiffer, .. }));
+    assert!(row(&destination, 0, &Role::Key, 1).iter().all(|byte| *byte == 0), "nothing moved");
+}
+
+#[test]
+fn each_side_posts_its_own_kind_once_at_a_time() {
+    let (source, destination, out, into) = pair(Duration::from_millis(300));
+    let tokens = 0..u64::from(TOKENS);
+    assert!(matches!(source.engine.receive(out, KEY, &map(&[1]), tokens.clone()), Err(PostError::OtherSide)));
+    assert!(matches!(destination.engine.send(into, KEY, map(&[1]), tokens.clone()), Err(PostError::OtherSide)));
+    let first = destination.engine.receive(into, KEY, &map(&[1]), tokens.clone()).unwrap();
+    assert!(matches!(destination.engine.receive(into, KEY, &map(&[1]), tokens), Err(PostError::UnderWay(KEY))));
+    assert!(matches!(destination.engine.disconnect(into), Err(PostError::UnderWay(KEY))));
+    assert!(received(&first).is_err());
+    destination.engine.disconnect(into).unwrap();
+    assert!(matches!(destination.engine.disconnect(into), Err(PostError::NoLink)));
+}
+
+#[test]
+fn a_receive_that_nobody_serves_ends_at_the_deadline_and_so_does_the_send() {
+    let patience = Duration::from_millis(400);
+    let (source, destination, out, into) = pair(patience);
+    let tokens = 0..u64::from(TOKENS);
+    let started = Instant::now();
+    let receive = destination.engine.receive(into, KEY, &map(&[1]), tokens.clone()).unwrap();
+    match &*received(&receive).unwrap_err() {
+        TransferError::Stalled {
+            peer: PeerName { side: Side::Source, rank: 0 }, moved: 0, expected: 24832, ..
+        } => {}
+        error => panic!("{error:?}"),
+    }
+    let took = started.elapsed();
+    assert!(took >= patience && took < patience + Duration::from_secs(2), "{took:?}");
+    // The destination takes its want back. A send that is posted before it has heard of that writes in vain and is told so
+    // (until then the slots are exposed); one posted later waits for a new want and gives up in its turn.
+    let send = source.engine.send(out, KEY, map(&[1]), tokens).unwrap();
+    let error = sent(&send).unwrap_err();
+    let in_vain = matches!(&*error, TransferError::Refused { source: Refusal::Unknown | Refusal::Failed, .. });
+    assert!(in_vain || matches!(&*error, TransferError::Stalled { expected: 0, .. }), "{error:?}");
+}
+
+#[test]
+fn an_engine_that_goes_away_ends_its_own_requests_and_its_peers() {
+    let (source, destination, _, into) = pair(PATIENCE);
+    let receive = destination.engine.receive(into, KEY, &map(&[1]), 0..u64::from(TOKENS)).unwrap();
+    let started = Instant::now();
+    drop(source);
+    let error = received(&receive).unwrap_err();
+    assert!(matches!(&*error, TransferError::Lost { peer: PeerName { rank: 0, .. }, .. }), "{error:?}");
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+    let next = destination.engine.receive(into, KEY, &map(&[1]), 0..u64::from(TOKENS));
+    assert!(matches!(next, Err(PostError::Lost(PeerName { side: Side::Source, rank: 0 }))));
+
+    let (_source, destination, _, into) = pair(PATIENCE);
+    let receive = destination.engine.receive(into, KEY, &map(&[1]), 0..u64::from(TOKENS)).unwrap();
+    drop(destination);
+    assert!(matches!(&*received(&receive).unwrap_err(), TransferError::Stopped));
+}
+
+#[test]
+fn a_peer_that_never_connects_is_named_at_the_deadline() {
+    let patience = Duration::from_millis(500);
+    let source = rank(0, table("TFTF", 0..4), patience);
+    let destination = rank(0, table("TFTF", 0..4), patience);
+    let (from, to) = ([source.engine.card().unwrap()], [destination.engine.card().unwrap()]);
+    match destination.engine.connect(&from, &to) {
+        Err(ConnectError::NoAnswer { peer: PeerName { side: Side::Source, rank: 0 }, waited }) => {
+            assert_eq!(waited, patience)
+        }
+        result => panic!("{result:?}"),
+    }
+}
+
+#[test]
+fn cards_that_cannot_be_used_are_refused_by_name() {
+    let source = rank(0, table("TFTF", 0..4), PATIENCE);
+    let destination = rank(0, table("TFTF", 0..4), PATIENCE);
+    let (from, to) = (source.engine.card().unwrap(), destination.engine.card().unwrap());
+    let refused = |from: Vec<u8>| match destination.engine.connect(&[from], std::slice::from_ref(&to)) {
+        Err(ConnectError::Card { peer: PeerName { side: Side::Source, rank: 0 }, source }) => source,
+        result => panic!("{result:?}"),
+    };
+    assert!(matches!(refused(Vec::new()), CardError::NotACard { bytes: 0 }));
+    assert!(matches!(refused(b"GET / HTTP/1.1".to_vec()), CardError::NotACard { .. }));
+    assert!(matches!(refused(from[..20].to_vec()), CardError::NotACard { bytes: 20 }));
+    let altered = |byte: usize| {
+        let mut card = from.clone();
+        card[byte] ^= 0x40;
+        card
+    };
+    assert!(matches!(refused(altered(8)), CardError::Version { theirs: 0x41, ours: 1 }));
+    for byte in (10..from.len()).step_by(7) {
+        assert!(matches!(refused(altered(byte)), CardError::Damaged), "byte {byte}");
+    }
+    let second = rank(1, table("TFTF", 0..4), PATIENCE).engine.card().unwrap();
+    let order = destination.engine.connect(std::slice::from_ref(&second), std::slice::from_ref(&to));
+    assert!(matches!(order, Err(ConnectError::Order { found: 1, .. })));
+    let neither = destination.engine.connect(std::slice::from_ref(&from), std::slice::from_ref(&from));
+    assert!(matches!(neither, Err(ConnectError::NotAmong)), "{neither:?}");
+    let both = destination.engine.connect(std::slice::from_ref(&to), std::slice::from_ref(&to));
+    assert!(matches!(both, Err(ConnectError::NotAmong)));
+}
+
+#[test]
+fn instances_that_do_not_fit_are_refused_before_anything_is_connected() {
+    let source = rank(0, table("TFFF", 0..4), PATIENCE);
+    let destination = rank(0, table("TFTF", 0..4), PATIENCE);
+    let (from, to) = ([source.engine.card().unwrap()], [destination.engine.card().unwrap()]);
+    for engine in [&source.engine, &destination.engine] {
+        match engine.connect(&from, &to) {
+            Err(ConnectError::Match { peer: PeerName { side: Side::Destination, rank: 0 }, source }) => {
+                assert!(source.to_string().contains("layer 2"), "{source}");
+            }
+            result => panic!("{result:?}"),
+        }
+    }
+    let half = rank(0, table("TFTF", 0..2), PATIENCE);
+    let uncovered = half.engine.connect(&[half.engine.card().unwrap()], &to);
+    assert!(matches!(uncovered, Err(ConnectError::Match { .. })), "{uncovered:?}");
+}
+
+#[test]
+fn a_table_outside_its_regions_is_not_published() {
+    let engine = Engine::start(EngineOptions { rank: 0, transports: None, patience: PATIENCE }).unwrap();
+    assert!(engine.card().is_none());
+    let mut table = table("TFTF", 0..4);
+    let regions = engine.allocate(&mut table).unwrap();
+    let short = engine.publish(table.clone(), regions[..1].to_vec());
+    assert!(matches!(short, Err(PublishError::Regions { pools: 2, regions: 1 })));
+    let mut moved = table.clone();
+    moved.pools[1].base += 1;
+    match engine.publish(moved, regions.clone()) {
+        Err(PublishError::Table(LayoutError::OutsideRegion { .. })) => {}
+        result => panic!("{result:?}"),
+    }
+    engine.publish(table.clone(), regions.clone()).unwrap();
+    assert!(matches!(engine.publish(table, regions), Err(PublishError::Twice)));
+}

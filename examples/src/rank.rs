@@ -1,0 +1,209 @@
+//! One rank's run, up to the point where the two sides differ: pools, bytes, the meeting, the engine.
+
+use std::sync::Arc;
+use std::thread::{self, ScopedJoinHandle};
+use std::time::Duration;
+
+use kvferry::{Engine, EngineOptions, Link, RequestKey, Transfer};
+use kvferry_layout::{PageTable, PoolId, Slot};
+use kvferry_match::BlockMap;
+use kvferry_wire::{Region, RegionError};
+
+use crate::available;
+use crate::deadline::Deadline;
+use crate::event::Phase;
+use crate::failure::Failure;
+use crate::fill::fill;
+use crate::job::{Job, REQUEST, table_bytes};
+use crate::meet::tcp::{self, Host};
+use crate::meet::{Cards, MeetError, MeetingPoint, Member, Side, directory};
+use crate::options::{JobOptions, MoveOptions, RankOptions};
+use crate::voice::Voice;
+use crate::watch;
+
+/// The only try at the only request.
+const KEY: RequestKey = RequestKey { request: REQUEST, attempt: 0 };
+
+/// How often somebody who waits for a transfer looks how far it is.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// A rank that is connected to its peers, with pools that are filled.
+#[derive(Debug)]
+pub struct Rank {
+    /// What the run is about.
+    pub job: Job,
+    /// Which rank this is.
+    pub member: Member,
+    /// Its table, with the addresses of its pools.
+    pub table: PageTable,
+    /// The request's slots, by group.
+    pub slots: Vec<Vec<Slot>>,
+    /// The memory behind each pool.
+    pub regions: Vec<Region>,
+    engine: Engine,
+    link: Link,
+}
+
+/// A pool whose memory cannot be reached. A bug: tables and regions come from one place.
+#[derive(Debug, thiserror::Error)]
+#[error("pool {}", pool.0)]
+pub struct PoolError {
+    /// The pool.
+    pub pool: PoolId,
+    /// Why.
+    pub source: RegionError,
+}
+
+/// Runs one rank's program, whatever its side: `work` is given what says how it goes.
+///
+/// # Errors
+///
+/// The [`Failure`] of `work`.
+pub fn tell(
+    member: Member,
+    moving: &MoveOptions,
+    work: impl FnOnce(&mut Voice) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    if std::env::var_os("RUST_LOG").is_some() {
+        let logs = tracing_subscriber::fmt().with_env_filter(tracing_subscriber::EnvFilter::from_default_env());
+        logs.with_writer(std::io::stderr).init();
+    }
+    let mut voice = Voice::new(member, moving.json);
+    let outcome = work(&mut voice);
+    voice.end(&outcome);
+    outcome
+}
+
+impl Rank {
+    /// Checks the options, makes and fills the pools, meets all ranks, and connects to those that this one needs.
+    ///
+    /// A sender's pools hold the request; a receiver's nothing but canary.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure`] with the line and exit code to end with.
+    pub fn start(
+        member: Member,
+        options: &JobOptions,
+        rank: &RankOptions,
+        moving: &MoveOptions,
+        voice: &mut Voice,
+    ) -> Result<Self, Failure> {
+        if rank.stop_on_eof {
+            watch::end_with_standard_input().map_err(Failure::failed)?;
+        }
+        let job = Job::new(options).map_err(Failure::usage)?;
+        let mut table = job.table(member).map_err(Failure::usage)?;
+        let meeting = job.meeting_deadline(moving.deadline()).map_err(Failure::usage)?;
+        available::check(table_bytes(&table)).map_err(Failure::failed)?;
+        let host = host(member, rank).map_err(Failure::failed)?;
+
+        let engine =
+            EngineOptions { rank: member.rank, transports: moving.transport.clone(), patience: moving.deadline() };
+        let engine = Engine::start(engine).map_err(Failure::failed)?;
+        let regions = engine.allocate(&mut table).map_err(Failure::failed)?;
+        let slots = job.slots(member, &table);
+        let held = if member.side == Side::Sender { slots.as_slice() } else { &[] };
+        let image = job.image(member, &table, held).map_err(Failure::failed)?;
+        let pool_bytes = pool_bytes(&regions);
+        let total = Some(pool_bytes.iter().sum());
+        let write = |pool: PoolId, offset: u64, bytes: &[u8]| {
+            regions[usize::from(pool.0)].write(offset, bytes).map_err(|source| PoolError { pool, source })
+        };
+        fill(&image, &pool_bytes, write, |done| voice.progress(Phase::Fill, done, total)).map_err(Failure::failed)?;
+
+        engine.publish(table.clone(), regions.clone()).map_err(Failure::failed)?;
+        let card = engine.card().unwrap_or_default();
+        let deadline = Deadline::after(meeting);
+        let cards = meet(&job, member, rank, host, card, deadline).map_err(Failure::failed)?;
+        let link = engine.connect(&cards.senders, &cards.receivers).map_err(Failure::failed)?;
+        Ok(Self { job, member, table, slots, regions, engine, link })
+    }
+
+    /// Bytes of each pool's memory.
+    pub fn pool_bytes(&self) -> Vec<u64> {
+        pool_bytes(&self.regions)
+    }
+
+    /// Posts the send of the whole request.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure`] with the line and exit code to end with.
+    pub fn send(&self) -> Result<kvferry::Send, Failure> {
+        let sent = self.engine.send(self.link, KEY, self.block_maps(), 0..self.job.tokens());
+        sent.map_err(Failure::failed)
+    }
+
+    /// Posts the receive of the whole request.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure`] with the line and exit code to end with.
+    pub fn receive(&self) -> Result<kvferry::Receive, Failure> {
+        let received = self.engine.receive(self.link, KEY, &self.block_maps(), 0..self.job.tokens());
+        received.map_err(Failure::failed)
+    }
+
+    fn block_maps(&self) -> Vec<BlockMap> {
+        self.slots.iter().map(|slots| BlockMap::dense(0, slots.iter().copied())).collect()
+    }
+}
+
+/// Waits until a transfer has ended; the engine's patience sees to it that it does. Returns what moved, by peer.
+///
+/// # Errors
+///
+/// [`Failure`] with the line and exit code to end with.
+pub fn wait<R>(transfer: &Transfer<R>, total_bytes: Option<u64>, voice: &mut Voice) -> Result<Arc<[R]>, Failure> {
+    let mut moved_bytes = 0;
+    loop {
+        if let Some(outcome) = transfer.wait(LOOK_INTERVAL) {
+            return outcome.map_err(Failure::failed);
+        }
+        let now = transfer.moved_bytes();
+        if now > moved_bytes {
+            moved_bytes = now;
+            voice.progress(Phase::Move, moved_bytes, total_bytes);
+        }
+    }
+}
+
+fn pool_bytes(regions: &[Region]) -> Vec<u64> {
+    regions.iter().map(Region::bytes).collect()
+}
+
+/// Opens the meeting, if that is this rank's to do: early, so that an address that is taken is noticed at once.
+fn host(member: Member, rank: &RankOptions) -> Result<Option<Host>, MeetError> {
+    match &rank.meet {
+        MeetingPoint::Address(address) if member == Member::HOST && !rank.join => Host::bind(address).map(Some),
+        _ => Ok(None),
+    }
+}
+
+/// Meets all ranks, and hosts the meeting if `host` is given.
+fn meet(
+    job: &Job,
+    member: Member,
+    rank: &RankOptions,
+    host: Option<Host>,
+    card: Vec<u8>,
+    deadline: Deadline,
+) -> Result<Cards, MeetError> {
+    let (attendance, terms) = (job.attendance(), job.terms());
+    match &rank.meet {
+        MeetingPoint::Directory(path) => directory::meet(path, member, &terms, card, attendance, deadline),
+        // The host is a guest of its own. Its thread ends when all have been answered, and knows best what went wrong.
+        MeetingPoint::Address(address) => thread::scope(|scope| {
+            let hosted = host.map(|host| {
+                let terms = terms.clone();
+                scope.spawn(move || host.serve(attendance, terms, deadline))
+            });
+            let cards = tcp::meet(address, member, &terms, card, attendance, deadline);
+            match hosted.map(ScopedJoinHandle::join) {
+                Some(Ok(Err(refusal))) => Err(refusal.into()),
+                _ => cards,
+            }
+        }),
+    }
+}

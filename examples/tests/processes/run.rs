@@ -1,0 +1,112 @@
+//! Starts programs and waits for their end, but not for ever.
+
+use std::fmt;
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// No run of any test takes this long unless it hangs, however busy the machine.
+const HANG: Duration = Duration::from_secs(240);
+
+/// How a program ended.
+pub(crate) struct Ended {
+    pub(crate) program: &'static str,
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+    pub(crate) elapsed: Duration,
+}
+
+/// A program that runs; killed if a test fails before its end.
+pub(crate) struct Running {
+    program: &'static str,
+    pub(crate) process: Child,
+    stderr: JoinHandle<String>,
+    started: Instant,
+}
+
+/// `program` with `line` as its arguments, split at spaces.
+pub(crate) fn command(program: &'static str, line: &str) -> Command {
+    let path = match program {
+        "loopback" => env!("CARGO_BIN_EXE_loopback"),
+        "receiver" => env!("CARGO_BIN_EXE_receiver"),
+        "sender" => env!("CARGO_BIN_EXE_sender"),
+        _ => panic!("no program {program}"),
+    };
+    let mut command = Command::new(path);
+    // What UCX itself logs is not what these tests are about.
+    command.args(line.split_whitespace()).env_remove("UCX_TLS").env_remove("RUST_LOG").env("UCX_LOG_LEVEL", "fatal");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+pub(crate) fn start(program: &'static str, line: &str) -> Running {
+    let mut process = command(program, line).spawn().unwrap();
+    let stderr = read_all(process.stderr.take().unwrap());
+    Running { program, process, stderr, started: Instant::now() }
+}
+
+pub(crate) fn run(program: &'static str, line: &str) -> Ended {
+    start(program, line).end()
+}
+
+impl Running {
+    /// Waits for the end. Whatever of standard output was not taken before is in the result.
+    pub(crate) fn end(mut self) -> Ended {
+        let stdout = self.process.stdout.take().map(read_all);
+        let status = loop {
+            if let Some(status) = self.process.try_wait().unwrap() {
+                break status;
+            }
+            if self.started.elapsed() > HANG {
+                self.process.kill().unwrap();
+                panic!("{} hangs", self.program);
+            }
+            thread::sleep(Duration::from_millis(5));
+        };
+        Ended {
+            program: self.program,
+            code: status.code(),
+            stdout: stdout.map(|stdout| stdout.join().unwrap()).unwrap_or_default(),
+            stderr: self.stderr.join().unwrap(),
+            elapsed: self.started.elapsed(),
+        }
+    }
+}
+
+impl Ended {
+    /// The program ended with `code` and said why in one line, which is returned.
+    pub(crate) fn failure(&self, code: i32) -> &str {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        let line = self.stderr.strip_prefix(self.program).and_then(|line| line.strip_prefix(": "));
+        let line = line.and_then(|line| line.strip_suffix('\n')).unwrap_or_else(|| panic!("{self:?}"));
+        assert!(!line.is_empty() && !line.contains('\n'), "{self:?}");
+        line
+    }
+
+    /// The program succeeded silently and printed one JSON object.
+    pub(crate) fn json(&self) -> Value {
+        assert_eq!((self.code, self.stderr.as_str()), (Some(0), ""), "{self:?}");
+        serde_json::from_str(&self.stdout).unwrap()
+    }
+}
+
+impl fmt::Debug for Ended {
+    /// Without all lines of progress but the last.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { program, code, stdout, stderr, elapsed } = self;
+        let last = stdout.lines().last().unwrap_or_default();
+        write!(f, "{program} ended with {code:?} after {elapsed:?}, last line {last:?}, stderr {stderr:?}")
+    }
+}
+
+fn read_all(mut stream: impl Read + Send + 'static) -> JoinHandle<String> {
+    thread::spawn(move || {
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    })
+}

@@ -1,0 +1,81 @@
+//! What makes no sense is refused before anything is moved: exit code 2, and one line that names it.
+
+use std::fs;
+use std::time::Duration;
+
+use crate::run::run;
+
+#[test]
+fn what_makes_no_sense() {
+    let known = "known are glm-5.2, glm-5, deepseek-v3.2, llama-3.1-8b, or give the path of a config.json";
+    let cut = "is not of the form pp4, tp8, pp4tp2 or pp40+38tp2";
+    for (program, line, expected) in [
+        ("loopback", "--model glm-9", format!("--model: unknown model \"glm-9\": {known}")),
+        ("loopback", "--from pp4xx", format!("invalid value 'pp4xx' for '--from <CUT>': cut \"pp4xx\" {cut}")),
+        ("loopback", "--to 8", format!("invalid value '8' for '--to <CUT>': cut \"8\" {cut}")),
+        ("loopback", "--to pp0", "invalid value 'pp0' for '--to <CUT>': a cut into 0 parts, or a stage of 0 layers".into()),
+        ("loopback", "--from pp40+37", "sender rank 0 of pp40+37: pp stages cover 77 of 78 layers".into()),
+        ("loopback", "--to pp79", "receiver rank 0 of pp79: 79 pp stages for 78 layers".into()),
+        ("loopback", "--to tp2000", "--from and --to are 2002 ranks together, at most 1024 can meet".into()),
+        ("loopback", "--tokens 0", "invalid value '0' for '--tokens <COUNT>': 0 is not in 1..=4294967296".into()),
+        (
+            "loopback",
+            "--block-tokens-from 0",
+            "invalid value '0' for '--block-tokens-from <COUNT>': 0 is not in 1..=1048576".into(),
+        ),
+        (
+            "loopback",
+            "--tokens 4294967296 --block-tokens-to 1",
+            "4294967296 tokens in blocks of 1 need more slots than a pool can have".into(),
+        ),
+        (
+            "sender",
+            "--from pp2 --to tp2 --rank 2 --meet 127.0.0.1:1",
+            "sender rank 2 of pp2: rank 2 is not one of the 2 of pp2".into(),
+        ),
+        (
+            "receiver",
+            "--rank 0 --meet host:port",
+            "invalid value 'host:port' for '--meet <HOST:PORT|DIR>': \"host:port\" is neither HOST:PORT nor a directory".into(),
+        ),
+        ("receiver", "--rank 0", "the following required arguments were not provided: --meet <HOST:PORT|DIR>".into()),
+    ] {
+        let ended = run(program, line);
+        assert_eq!(ended.failure(2), expected);
+        assert_eq!(ended.stdout, "");
+        assert!(ended.elapsed < Duration::from_secs(10), "{ended:?}");
+    }
+}
+
+/// Two sources of GLM's indexer mask that disagree.
+#[test]
+fn masks_that_disagree() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("config.json");
+    let config = r#"{ "model_type": "glm_moe_dsa", "num_hidden_layers": 4, "num_nextn_predict_layers": 0, "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64, "index_head_dim": 128, "index_topk": 2048, "index_topk_freq": 2, "index_skip_topk_offset": 0,
+        "indexer_types": ["full", "full", "full", "full"] }"#;
+    fs::write(&path, config).unwrap();
+    let ended = run("loopback", &format!("--model {}", path.display()));
+    let line = ended.failure(2);
+    assert!(line.starts_with(&format!("--model: model {}: ", path.display())) && line.contains("layer"), "{line}");
+}
+
+#[test]
+fn more_than_the_machine_has() {
+    let ended = run("loopback", "--tokens 4294967296 --json");
+    let line = ended.failure(1);
+    assert!(line.starts_with("the pools take ") && line.ends_with(" MiB available"), "{line}");
+    assert_eq!(ended.stdout, format!("{{\"error\":\"{line}\",\"outcome\":\"failed\"}}\n"));
+}
+
+#[test]
+fn help_and_version_are_no_failures() {
+    for program in ["sender", "receiver", "loopback"] {
+        let help = run(program, "--help");
+        assert_eq!((help.code, help.stderr.as_str()), (Some(0), ""));
+        assert!(help.stdout.contains("Example: --from pp4tp2"), "{}", help.stdout);
+        let version = run(program, "--version");
+        assert_eq!((version.code, version.stderr.as_str()), (Some(0), ""));
+    }
+}
