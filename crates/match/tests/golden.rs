@@ -119,8 +119,9 @@ fn check_copies(file: &str) {
         let sources: Vec<PageTable> = sources.into_iter().map(Table::build).collect();
         let destinations: Vec<PageTable> = destinations.into_iter().map(Table::build).collect();
         let map = [BlockMap::dense(0, [Slot(0)])];
+        let assignments = assign((0..).zip(&sources), (0..).zip(&destinations)).expect("the instances match");
         for Copies { from, to, pieces, mut runs } in copies {
-            let assignment = assign(&sources, &destinations[to as usize], to).expect("the instances match");
+            let assignment = &assignments[to as usize];
             assert_eq!(assignment.sources().any(|rank| rank == from), !runs.is_empty(), "{name}: {from} to {to}");
             let Ok(template) = assignment.template(from) else { continue };
             assert_eq!(template.sections().iter().map(|section| section.pieces.len()).sum::<usize>(), pieces, "{name}");
@@ -175,8 +176,8 @@ fn block_maps() {
         });
         let map = |blocks: Blocks| [BlockMap::dense(blocks.first, blocks.slots.into_iter().map(Slot))];
         let (source, destination) = (map(source), map(destination));
-        let assignment = assign(&[source_table], &destination_table, 0).expect("the instances match");
-        let template = assignment.template(0).expect("rank 0 sends");
+        let assignments = assign([(0, &source_table)], [(0, &destination_table)]).expect("the instances match");
+        let template = assignments[0].template(0).expect("rank 0 sends");
         let tokens = template.common_tokens(&source, &destination);
         assert_eq!([tokens.start, tokens.end], common_tokens, "{name}");
         let plan = template.bind(&source, &destination, tokens).expect("all blocks of the common tokens are there");

@@ -33,7 +33,8 @@ fn binding_again_allocates_nothing() {
     for (source_tokens, destination_tokens) in [(64, 64), (32, 64), (48, 64)] {
         let sources = tables("pp4", source_tokens);
         let destination = &tables("tp8", destination_tokens)[0];
-        let template = assign(&sources, destination, 0).expect("one model").template(2).expect("rank 2 sends");
+        let template =
+            assign((0..).zip(&sources), [(0, destination)]).expect("one model")[0].template(2).expect("rank 2 sends");
         let blocks = if cfg!(miri) { 12 } else { 2048 };
         let tokens = u64::from(blocks * destination_tokens);
         let source_blocks = u32::try_from(tokens.div_ceil(source_tokens.into())).expect("few blocks");

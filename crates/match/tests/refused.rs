@@ -4,7 +4,9 @@ use kvferry_layout::{
     Dtype, GroupId, GroupKind, GroupSpec, Layer, LayerMask, PageTable, PoolId, RankSpec, Role, RowSpec, Slot,
     block_major,
 };
-use kvferry_match::{BindError, BlockMap, MatchError, Mismatch, Plan, Side, Template, TemplateError, assign};
+use kvferry_match::{
+    Assignment, BindError, BlockMap, MatchError, Mismatch, Plan, Side, Template, TemplateError, assign,
+};
 
 const PAGED: GroupKind = GroupKind::paged(16);
 
@@ -27,8 +29,12 @@ fn dense(layers: &[u32]) -> PageTable {
     table(layers, &[], (0, 1))
 }
 
+fn matched(sources: &[PageTable], destination: &PageTable) -> Result<Assignment, MatchError> {
+    assign((0..).zip(sources), [(5, destination)]).map(|mut assignments| assignments.remove(0))
+}
+
 fn refusal(sources: &[PageTable], destination: &PageTable) -> MatchError {
-    assign(sources, destination, 0).expect_err("these do not match")
+    matched(sources, destination).expect_err("these do not match")
 }
 
 fn maps(slots: &[u32]) -> [BlockMap; 1] {
@@ -37,15 +43,21 @@ fn maps(slots: &[u32]) -> [BlockMap; 1] {
 
 fn template() -> Template {
     let table = dense(&[0, 1, 2, 3]);
-    assign(std::slice::from_ref(&table), &table, 0).expect("equal tables").template(0).expect("rank 0 sends")
+    matched(std::slice::from_ref(&table), &table).expect("equal tables").template(0).expect("rank 0 sends")
 }
 
 #[test]
 fn layers_that_nobody_holds() {
     let error = refusal(&[dense(&[0, 1])], &dense(&[0, 1, 2, 3]));
-    assert_eq!(error.to_string(), "key of layers 2..4: no source rank holds units 0..2 of plane 0");
+    assert_eq!(
+        error.to_string(),
+        "key of layers 2..4: no source rank holds units 0..2 of plane 0 for destination rank 5"
+    );
     let error = refusal(&[dense(&[1]), dense(&[3])], &dense(&[0, 1, 2, 3]));
-    assert_eq!(error.to_string(), "key of layers 0, 2: no source rank holds units 0..2 of plane 0");
+    assert_eq!(
+        error.to_string(),
+        "key of layers 0, 2: no source rank holds units 0..2 of plane 0 for destination rank 5"
+    );
     assert!(matches!(refusal(&[], &dense(&[0])), MatchError::Uncovered { .. }));
 }
 
@@ -53,7 +65,10 @@ fn layers_that_nobody_holds() {
 fn units_that_nobody_holds() {
     let half = table(&[0, 1, 2, 3], &[], (0, 2));
     let error = refusal(&[half], &dense(&[1, 2]));
-    assert_eq!(error.to_string(), "key of layers 1..3: no source rank holds units 1..2 of plane 0");
+    assert_eq!(
+        error.to_string(),
+        "key of layers 1..3: no source rank holds units 1..2 of plane 0 for destination rank 5"
+    );
 }
 
 #[test]
@@ -66,17 +81,16 @@ fn masks_that_differ() {
     assert_eq!(
         error.to_string(),
         "indexer key of layer 2: only the destination has it, though both hold the layer \
-         (of the destination rank's layers the source has TFFF, the destination TFTF)"
+         (of the layers of destination rank 5 the source has TFFF, the destination TFTF)"
     );
     let error = refusal(&[table(&all, &more, (0, 1))], &table(&[2, 3], &less, (0, 1)));
     assert_eq!(
         error.to_string(),
         "indexer key of layer 2: only the source has it, though both hold the layer \
-         (of the destination rank's layers the source has FFTF, the destination FFFF)"
+         (of the layers of destination rank 5 the source has FFTF, the destination FFFF)"
     );
     // Where they differ, the destination rank has nothing.
-    let assignment =
-        assign(&[table(&all, &more, (0, 1))], &table(&[0, 1], &less, (0, 1)), 0).expect("masks agree there");
+    let assignment = matched(&[table(&all, &more, (0, 1))], &table(&[0, 1], &less, (0, 1))).expect("masks agree there");
     assert_eq!(assignment.rows(0), 3);
 }
 
@@ -84,9 +98,9 @@ fn masks_that_differ() {
 fn layers_past_the_hidden_ones_may_be_one_sided() {
     let with = dense(&[0, 1, 2, 3, 4]);
     let without = dense(&[0, 1, 2, 3]);
-    let assignment = assign(std::slice::from_ref(&without), &with, 0).expect("one-sided MTP is legal");
+    let assignment = matched(std::slice::from_ref(&without), &with).expect("one-sided MTP is legal");
     assert_eq!((assignment.one_sided(), assignment.rows(0)), (&[Layer(4)][..], 4));
-    let assignment = assign(std::slice::from_ref(&with), &without, 0).expect("one-sided MTP is legal");
+    let assignment = matched(std::slice::from_ref(&with), &without).expect("one-sided MTP is legal");
     assert_eq!((assignment.one_sided(), assignment.rows(0)), (&[][..], 4));
     // Held by both, it is a layer like the others.
     let error = refusal(&[with], &table(&[0, 1, 2, 3, 4], &[false, false, false, false, true], (0, 1)));
@@ -102,7 +116,7 @@ fn rows_that_differ() {
         theirs.check().expect("a sound table");
         assert_eq!(refusal(&[ours.clone(), theirs], &ours).to_string(), expected);
     };
-    let differ = "key of layer 2: source rank 1 and the destination differ in";
+    let differ = "key of layer 2: source rank 1 and destination rank 5 differ in";
     check(|table| table.groups[0].rows[2].dtype = Dtype::Bf16, &format!("{differ} element type: bf16 against f16"));
     check(
         |table| table.groups[0].rows[2].planes[0].cell_bytes = 7,
@@ -129,7 +143,7 @@ fn rows_that_differ() {
         },
         &format!("{differ} life cycle: state against paged"),
     );
-    check(|table| table.hidden_layers = 5, "source rank 1 has 5 hidden layers, the destination 4");
+    check(|table| table.hidden_layers = 5, "source rank 1 has 5 hidden layers, destination rank 5 has 4");
 }
 
 #[test]
@@ -148,7 +162,7 @@ fn the_first_difference_is_named() {
 #[test]
 fn templates_that_are_not_made() {
     let tables = [dense(&[0, 1]), dense(&[2, 3])];
-    let assignment = assign(&tables, &tables[1], 5).expect("covered");
+    let assignment = matched(&tables, &tables[1]).expect("covered");
     let error = assignment.template(0).expect_err("rank 0 has none of the layers");
     assert_eq!(error, TemplateError::NotASource { source_rank: 0, destination_rank: 5 });
 
@@ -163,7 +177,7 @@ fn templates_that_are_not_made() {
         table.check().expect("a sound table");
         table
     };
-    let assignment = assign(&[blocks(u32::MAX)], &blocks(u32::MAX - 1), 0).expect("the rows match");
+    let assignment = matched(&[blocks(u32::MAX)], &blocks(u32::MAX - 1)).expect("the rows match");
     let error = assignment.template(0).expect_err("8 billion phases");
     assert!(matches!(error, TemplateError::TooManyPieces { phases: 8_589_934_588, arrays: 1, .. }), "{error}");
     assignment_of_largest_blocks(&blocks(u32::MAX));
@@ -171,7 +185,7 @@ fn templates_that_are_not_made() {
 
 /// Equal blocks of any size have one phase.
 fn assignment_of_largest_blocks(table: &PageTable) {
-    let assignment = assign(std::slice::from_ref(table), table, 0).expect("equal tables");
+    let assignment = matched(std::slice::from_ref(table), table).expect("equal tables");
     let template = assignment.template(0).expect("one phase");
     assert_eq!(template.sections().len(), 1);
     assert_eq!(template.sections()[0].runs_per_pair, 1);
@@ -225,7 +239,7 @@ fn maps_that_do_not_fit() {
 fn the_smallest_pool_bounds_the_slots() {
     let mut table = table(&[0, 1], &[true, true], (0, 1));
     table.pools[1].slot_count = 4;
-    let template = assign(std::slice::from_ref(&table), &table, 0).expect("equal tables").template(0).expect("sends");
+    let template = matched(std::slice::from_ref(&table), &table).expect("equal tables").template(0).expect("sends");
     assert!(template.bind(&maps(&[3]), &maps(&[3]), 0..16).is_ok());
     let (side, group, slot, pool) = (Side::Source, GroupId(0), Slot(4), PoolId(1));
     let error = BindError::SlotOutOfRange { side, group, ordinal: 0, slot, pool, slot_count: 4 };
@@ -250,7 +264,7 @@ fn groups_that_share_a_pool_share_no_slot() {
     table.groups.append(&mut third.groups);
     table.check().expect("a sound table");
 
-    let template = assign(std::slice::from_ref(&table), &table, 0).expect("equal tables").template(0).expect("sends");
+    let template = matched(std::slice::from_ref(&table), &table).expect("equal tables").template(0).expect("sends");
     let maps = |slots: [&[u32]; 3]| slots.map(|slots| maps(slots)[0].clone());
     let apart = maps([&[0, 1], &[2, 3], &[0, 1]]);
     assert!(template.bind(&apart, &apart, 0..32).is_ok());
@@ -284,7 +298,7 @@ fn pools_larger_than_memory_do_not_overflow() {
     }
     table.check().expect("sound, if not real");
     assert!(bytes < stride);
-    let template = assign(std::slice::from_ref(&table), &table, 0).expect("equal tables").template(0).expect("sends");
+    let template = matched(std::slice::from_ref(&table), &table).expect("equal tables").template(0).expect("sends");
     assert!(template.bind(&maps(&[0]), &maps(&[3]), 0..16).is_ok());
     let all = maps(&[0, 1, 2, 3]);
     assert_eq!(template.bind(&all, &all, 0..64).map(|plan| plan.bytes()), Err(BindError::TooManyBytes));
