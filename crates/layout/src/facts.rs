@@ -4,7 +4,7 @@ use crate::build::TableOptions;
 use crate::error::LayoutError;
 use crate::mask::LayerMask;
 use crate::spec::{GroupSpec, PlaneSpec, RowSpec, cell_bytes};
-use crate::table::{Dtype, GroupKind, Layer, Role};
+use crate::table::{Dtype, GroupKind, Role};
 
 /// Elements that share one scale in a row of indexer keys: `quant_block_size` of vLLM's and SGLang's sparse-attention
 /// indexers.
@@ -153,7 +153,11 @@ impl ModelFacts {
                 one(RowSpec::single(Role::Latent, dtype, owners(), 1, elements)?)
             }
             &Shape::Indexer { head_dim, tokens_per_cell } => {
-                let row = RowSpec::indexer(options.indexer_dtype, owners(), head_dim, INDEXER_QUANT_BLOCK)?;
+                let dtype = options.indexer_dtype;
+                if dtype.bits() > 8 {
+                    return Err(LayoutError::CacheDtype { role: Role::IndexerKey, dtype });
+                }
+                let row = RowSpec::indexer(dtype, owners(), head_dim, INDEXER_QUANT_BLOCK)?;
                 one(row.compressed(tokens_per_cell))
             }
             &Shape::PlainIndexer { head_dim } => {
@@ -184,11 +188,6 @@ impl ModelFacts {
                 ]]
             }
         })
-    }
-
-    /// The MTP layers' ids.
-    pub(crate) fn mtp_ids(hidden_layers: u32, mtp_layers: u32) -> impl Iterator<Item = Layer> + Clone {
-        (hidden_layers..hidden_layers + mtp_layers).map(Layer)
     }
 }
 

@@ -5,7 +5,7 @@ use super::{LAYER_TYPES, heads, last_of, mtp_layers};
 use crate::architectures::Facts;
 use crate::check::LAYERS_MAX;
 use crate::config::{Config, ConfigError, DIMENSION_MAX};
-use crate::facts::{Cache, Lifetime, ModelFacts, Section, Shape};
+use crate::facts::{Cache, Lifetime, Section, Shape};
 use crate::layer_kinds::{LayerKind, Source, agreed, layers_of};
 use crate::mask::LayerMask;
 use crate::table::{Dtype, Layer};
@@ -30,7 +30,7 @@ pub(crate) fn kimi_linear(config: &Config) -> Result<Facts, ConfigError> {
         }
     }
     let ids = |numbers: &[u32]| numbers.iter().map(|number| Layer(number - 1)).collect::<Vec<_>>();
-    let mtp = ModelFacts::mtp_ids(hidden_layers, mtp_layers);
+    let mtp = (hidden_layers..hidden_layers + mtp_layers).map(Layer);
     let latents = LayerMask::new(hidden_layers, ids(&full).into_iter().chain(mtp));
     let heads = linear.dimension("num_heads")?;
     let head_dim = linear.dimension("head_dim")?;

@@ -197,6 +197,9 @@ fn indexer_keys_of_either_width() {
     };
     assert_eq!(bytes(Dtype::Fp8E4m3), [128, 4]);
     assert_eq!(bytes(Dtype::Fp4E2m1), [64, 4]);
+    let options = TableOptions { indexer_dtype: Dtype::Bf16, ..options(Dtype::Fp8E4m3, false) };
+    let error = build(&facts_of("glm-5.2"), &"tp1".parse().unwrap(), 0, &options).unwrap_err();
+    assert_eq!(error.to_string(), "indexer key: no builder for a cache of bf16");
 }
 
 /// MiniMax-M3: 4 heads split over ranks, one index key on each of them, from layer 3 on.
@@ -272,7 +275,7 @@ fn compressed_cells_need_blocks_that_they_divide() {
         build(&facts, &"tp2".parse().unwrap(), 1, &options)
     };
     let error = with(64).unwrap_err();
-    let message = "compressed latent: 1 columns of cells of 128 tokens in a slot of 64 tokens";
+    let message = "compressed latent: cells of 128 tokens in 1 columns do not fit a slot of 64 tokens";
     assert_eq!(error.to_string(), message);
     let table = with(256).unwrap();
     let (group, row) = table.row(Layer(0), &Role::Named("compressed latent".to_owned())).unwrap();
