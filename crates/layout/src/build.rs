@@ -12,7 +12,7 @@ use crate::table::{Dtype, GroupKind, Layer, PageTable};
 pub struct TableOptions {
     /// Tokens of a block; 1 for pools whose slots are tokens.
     pub tokens_per_block: u32,
-    /// Element type of keys, values and latents.
+    /// Element type of keys, values and latents. With 4-bit keys and values come rows of their block scales (NVFP4).
     pub dtype: Dtype,
     /// Slots of each pool of a paged group.
     pub slot_count: u32,
@@ -20,12 +20,17 @@ pub struct TableOptions {
     pub mtp: bool,
     /// Element type of quantised indexer keys: [`Dtype::Fp8E4m3`] or [`Dtype::Fp4E2m1`].
     pub indexer_dtype: Dtype,
+    /// Element type of recurrent state where the model does not say it. `None` is the model's own type, as in vLLM
+    /// (`mamba_ssm_cache_dtype` = `auto`); SGLang takes [`Dtype::F32`] (`SGLANG_MAMBA_SSM_DTYPE`).
+    pub ssm_dtype: Option<Dtype>,
+    /// Slots of each pool of a state group: one a request.
+    pub state_slot_count: u32,
     /// How the rows are arranged.
     pub storage: Storage,
 }
 
 impl TableOptions {
-    /// These, and: no MTP layers, 8-bit indexer keys, block-major.
+    /// These, and: as many state slots, no MTP layers, 8-bit indexer keys, state in the model's type, block-major.
     pub fn new(tokens_per_block: u32, dtype: Dtype, slot_count: u32) -> Self {
         Self {
             tokens_per_block,
@@ -33,6 +38,8 @@ impl TableOptions {
             slot_count,
             mtp: false,
             indexer_dtype: Dtype::Fp8E4m3,
+            ssm_dtype: None,
+            state_slot_count: slot_count,
             storage: Storage::default(),
         }
     }

@@ -340,7 +340,7 @@ pub enum LayoutError {
 
     /// The cells of a plane do not fit its group: a block is not a multiple of the tokens that share a cell (choose another
     /// block size), or the columns are none, differ between the planes of a row, or are given for a paged group.
-    #[error("{role}: {columns} columns of cells of {tokens_per_cell} tokens in a slot of {tokens} tokens")]
+    #[error("{role}: cells of {tokens_per_cell} tokens in {columns} columns do not fit a slot of {tokens} tokens")]
     Cells {
         /// Role of the row.
         role: Role,

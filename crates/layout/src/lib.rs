@@ -32,6 +32,7 @@
 //! The crate does no I/O, reads no clock and starts no thread.
 #![forbid(unsafe_code)]
 
+mod architectures;
 mod build;
 mod check;
 mod codec;
@@ -40,7 +41,10 @@ mod cut;
 mod digest;
 mod error;
 mod facts;
+mod families;
 mod indexer_mask;
+mod json;
+mod layer_kinds;
 mod mask;
 mod spec;
 mod stages;

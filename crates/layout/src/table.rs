@@ -72,7 +72,8 @@ pub enum Role {
     ConvState,
     /// Recurrent (SSM, linear attention) state.
     SsmState,
-    /// Anything else, matched by its name.
+    /// Anything else, matched by its name. The builders use it for DeepSeek-V4: `compressed latent`, `compressor state`,
+    /// `indexer compressor state`.
     Named(String),
 }
 
@@ -426,6 +427,50 @@ impl PageTable {
 
     /// Makes a table of pools and rows that someone else laid out, and [checks](Self::check) it: for a framework that owns
     /// the memory and says with its real strides where things are.
+    ///
+    /// ```
+    /// use kvferry_layout::*;
+    ///
+    /// // A tensor [2, slots, tokens, heads, head_dim] of 16-bit elements for keys and values of a layer, with the strides
+    /// // that the framework reports: here it keeps heads outside of tokens. Rank 1 of 2 has heads 4..8 of 8.
+    /// let address = 0x7f00_0000_0000;
+    /// let [slots, tokens, heads] = [1000, 16, 4];
+    /// let strides = [1000 * 8192, 8192, 128, 2048, 1].map(|elements| 2 * elements);
+    /// let [role_stride, slot_stride, token_stride, unit_stride, element_bytes] = strides;
+    ///
+    /// let row_bytes = slot_stride;
+    /// let pool = |nth| Pool {
+    ///     memory: MemoryKind::Cuda { device: 0 },
+    ///     base: address + nth * role_stride,
+    ///     slot_count: slots,
+    ///     slot_stride,
+    ///     slot_bytes: row_bytes,
+    /// };
+    /// let row = |role, pool| Row {
+    ///     layer: Layer(0),
+    ///     role,
+    ///     dtype: Dtype::Bf16,
+    ///     pool: PoolId(pool),
+    ///     offset: 0,
+    ///     bytes: row_bytes,
+    ///     planes: vec![Plane {
+    ///         offset: 0,
+    ///         cell_bytes: 128 * element_bytes,
+    ///         unit_stride,
+    ///         token_stride,
+    ///         units: 4..4 + heads,
+    ///         units_total: 8,
+    ///         tokens,
+    ///     }],
+    /// };
+    /// let rows = vec![row(Role::Key, 0), row(Role::Value, 1)];
+    /// let groups = vec![LayerGroup { kind: GroupKind::paged(tokens), rows }];
+    /// let table = PageTable::new(1, vec![pool(0), pool(1)], groups)?;
+    /// // Both pools lie in the one registration of the tensor.
+    /// let region = Extent { base: address, bytes: 2 * role_stride };
+    /// table.check_regions(&[region, region])?;
+    /// # Ok::<(), LayoutError>(())
+    /// ```
     ///
     /// # Errors
     ///

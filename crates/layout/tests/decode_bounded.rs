@@ -49,6 +49,7 @@ fn named(bytes: usize) -> Vec<u8> {
 
 /// One test, as tests of one process would count each other's allocations.
 #[test]
+#[cfg_attr(miri, ignore = "counts bytes by the million, and the allocator is not Miri's own")]
 fn allocations_are_bounded() {
     const MIB: usize = 1 << 20;
 

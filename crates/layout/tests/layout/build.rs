@@ -167,8 +167,6 @@ fn unusable_input_to_the_builders() {
     assert_eq!(with("tp2", 2, options).to_string(), "rank 2 is not one of the 2 of tp2");
     let coverage = LayoutError::Cut(CutError::Coverage { covered: 31, hidden_layers: 32 });
     assert_eq!(with("pp16+15", 0, options), coverage);
-    let fp4 = TableOptions { dtype: Dtype::Fp4E2m1, ..options };
-    assert_eq!(with("tp2", 0, fp4).to_string(), "key: no builder for a cache of fp4_e2m1");
     let no_slots = TableOptions { slot_count: 0, ..options };
     assert!(matches!(with("tp2", 0, no_slots), LayoutError::EmptyPool { slot_count: 0, .. }));
     let no_tokens = TableOptions { tokens_per_block: 0, ..options };

@@ -113,13 +113,22 @@ fn planes_that_do_not_fit_their_group() {
     let columns = |columns| PlaneSpec { columns, ..plane.clone() };
     let together = |units_together| PlaneSpec { units_together, ..plane.clone() };
     let (block, state) = (GroupKind::paged(64), GroupKind::State);
-    assert_eq!(refused(block, vec![compressed(128)]), "key: 1 columns of cells of 128 tokens in a slot of 64 tokens");
-    assert_eq!(refused(block, vec![compressed(0)]), "key: 1 columns of cells of 0 tokens in a slot of 64 tokens");
-    assert_eq!(refused(block, vec![columns(2)]), "key: 2 columns of cells of 1 tokens in a slot of 64 tokens");
-    assert_eq!(refused(state, vec![columns(0)]), "key: 0 columns of cells of 1 tokens in a slot of 1 tokens");
-    assert_eq!(refused(state, vec![compressed(2)]), "key: 1 columns of cells of 2 tokens in a slot of 1 tokens");
+    assert_eq!(
+        refused(block, vec![compressed(128)]),
+        "key: cells of 128 tokens in 1 columns do not fit a slot of 64 tokens"
+    );
+    assert_eq!(
+        refused(block, vec![compressed(0)]),
+        "key: cells of 0 tokens in 1 columns do not fit a slot of 64 tokens"
+    );
+    assert_eq!(refused(block, vec![columns(2)]), "key: cells of 1 tokens in 2 columns do not fit a slot of 64 tokens");
+    assert_eq!(refused(state, vec![columns(0)]), "key: cells of 1 tokens in 0 columns do not fit a slot of 1 tokens");
+    assert_eq!(
+        refused(state, vec![compressed(2)]),
+        "key: cells of 2 tokens in 1 columns do not fit a slot of 1 tokens"
+    );
     let uneven = vec![columns(2), columns(3)];
-    assert_eq!(refused(state, uneven), "key: 3 columns of cells of 1 tokens in a slot of 1 tokens");
+    assert_eq!(refused(state, uneven), "key: cells of 1 tokens in 3 columns do not fit a slot of 1 tokens");
     assert_eq!(refused(block, vec![together(4)]), "key: 6 units do not divide into 4 that belong together");
     assert_eq!(refused(block, vec![together(0)]), "key: 6 units do not divide into 0 that belong together");
     let no_rank = RankSpec { hidden_layers: 1, layers: vec![], tp_rank: 1, tp_size: 1, groups: vec![] };
