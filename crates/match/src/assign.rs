@@ -153,7 +153,8 @@ fn choose(
         parts.entry(table.dp_rank).or_default().push(index);
     }
     let mut senders = vec![BTreeMap::<u32, Vec<usize>>::new(); destinations.len()];
-    for (dp_rank, members) in parts {
+    for (dp_rank, mut members) in parts {
+        side_by_side(&mut members, class_of);
         let mut balance = Balance::default();
         let mut sets_of = HashMap::<usize, Vec<usize>>::new();
         for member in &members {
@@ -180,6 +181,25 @@ fn choose(
         }
     }
     senders
+}
+
+/// Puts ranks that are at the same point of their classes next to each other. Replicas are given stretches of ranks, and so
+/// each gets about as many of every class. Class after class, the last replica would have all that a class wants least of: a
+/// row each of many ranks, say.
+fn side_by_side(members: &mut [usize], class_of: &[usize]) {
+    let mut counts = HashMap::<usize, u64>::new();
+    let places = members.iter().map(|member| {
+        let count = counts.entry(class_of[*member]).or_default();
+        *count += 1;
+        (*member, 2 * *count - 1)
+    });
+    let places: HashMap<usize, u64> = places.collect();
+    // The middle of the k-th of n, as a share of all. Ranks are fewer than 2^32, and so nothing overflows.
+    let share = |member: &usize| (places[member], 2 * counts[&class_of[*member]]);
+    members.sort_by(|a, b| {
+        let (a, b) = (share(a), share(b));
+        (a.0 * b.1).cmp(&(b.0 * a.1))
+    });
 }
 
 /// One a rank; ranks of a class mostly have the same.
