@@ -1,11 +1,11 @@
 //! What cannot be matched or bound, and what the errors say of it.
 
 use kvferry_layout::{
-    Dtype, GroupId, GroupKind, GroupSpec, Layer, LayerMask, PageTable, PoolId, RankSpec, Role, RowSpec, Slot,
+    Dtype, GroupId, GroupKind, GroupSpec, Layer, LayerMask, Ordinals, PageTable, PoolId, RankSpec, Role, RowSpec, Slot,
     block_major,
 };
 use kvferry_match::{
-    Assignment, BindError, BlockMap, MatchError, Mismatch, Plan, Side, Template, TemplateError, assign,
+    Assignment, BindError, BlockMap, Chunk, MatchError, Mismatch, Plan, Side, Template, TemplateError, assign,
 };
 
 const PAGED: GroupKind = GroupKind::paged(16);
@@ -144,6 +144,97 @@ fn rows_that_differ() {
         &format!("{differ} life cycle: state against paged"),
     );
     check(|table| table.hidden_layers = 5, "source rank 1 has 5 hidden layers, destination rank 5 has 4");
+}
+
+#[test]
+fn cells_and_windows_that_differ() {
+    let differ = "key of layer 2: source rank 0 and destination rank 5 differ in";
+    let check = |source: GroupKind, destination: GroupKind, expected: Option<&str>| {
+        let [source, destination] = [source, destination].map(|kind| {
+            let mut table = dense(&[2]);
+            table.groups[0].kind = kind;
+            table.check().expect("a sound table");
+            table
+        });
+        let error = matched(std::slice::from_ref(&source), &destination).err().map(|error| error.to_string());
+        assert_eq!(error, expected.map(|expected| format!("{differ} {expected}")));
+    };
+    // Sixteen cells a block either way, each of one token or of two.
+    check(GroupKind::paged(32), GroupKind::paged(16), Some("tokens of a cell of plane 0: 2 against 1"));
+    check(GroupKind::paged(32), GroupKind::paged(32), None);
+    let window = |tokens| GroupKind::windowed(16, tokens);
+    check(window(64), window(64), None);
+    check(window(64), window(65), Some("window: 64 tokens kept, 65 needed"));
+    check(window(64), PAGED, Some("window: 64 tokens kept, all needed"));
+    // Who keeps more can give less.
+    check(window(65), window(64), None);
+    check(PAGED, window(64), None);
+}
+
+#[test]
+fn blocks_that_nobody_holds() {
+    let hand = |tokens_per_block: u32, step: u32, first: u32| {
+        let mut table = dense(&[1]);
+        let (row, bytes) = (&mut table.groups[0].rows[0], u64::from(tokens_per_block) * 16);
+        (row.bytes, row.planes[0].tokens) = (bytes, tokens_per_block);
+        row.planes[0].unit_stride = bytes / 2;
+        (table.pools[0].slot_bytes, table.pools[0].slot_stride) = (bytes, bytes);
+        let ordinals = Ordinals { step, first };
+        table.groups[0].kind = GroupKind::Paged { tokens_per_block, window_tokens: None, ordinals };
+        table.check().expect("a sound table");
+        table
+    };
+    let sources = |deal: &[(u32, u32, u32)]| -> Vec<PageTable> {
+        deal.iter().map(|(tokens, step, first)| hand(*tokens, *step, *first)).collect()
+    };
+    let ranks = |deal: &[(u32, u32, u32)], destination: &PageTable| -> Vec<u32> {
+        matched(&sources(deal), destination).expect("all blocks are held").sources().collect()
+    };
+    let whole = hand(16, 1, 0);
+    assert_eq!(ranks(&[(16, 3, 0), (16, 3, 1), (16, 3, 2)], &whole), [0, 1, 2]);
+    assert_eq!(
+        refusal(&sources(&[(16, 3, 0), (16, 3, 2)]), &whole).to_string(),
+        "key of layer 1: no source rank holds block 1 of every 3, of 16 tokens each, for destination rank 5"
+    );
+    // Equal deals need only the rank of the same hand; so do blocks that are parts of its blocks.
+    assert_eq!(ranks(&[(16, 3, 0), (16, 3, 2)], &hand(16, 3, 2)), [1]);
+    assert_eq!(ranks(&[(8, 4, 0), (8, 4, 2), (8, 4, 3)], &hand(16, 2, 1)), [1, 2]);
+    // Two to three: every pair of hands meets.
+    assert_eq!(ranks(&[(16, 2, 0), (16, 2, 1)], &hand(16, 3, 1)), [0, 1]);
+    // Who holds all blocks can serve alone, and is left to.
+    assert_eq!(ranks(&[(16, 3, 0), (32, 1, 0), (16, 3, 1)], &whole), [1]);
+    let error = refusal(&sources(&[(16, 2, 0), (32, 2, 1)]), &whole);
+    assert_eq!(
+        error.to_string(),
+        "key of layer 1: source ranks 0 and 1 deal out its blocks in different ways (blocks of 16 tokens to 2 ranks, \
+         blocks of 32 tokens to 2 ranks)"
+    );
+}
+
+#[test]
+fn state_moves_with_the_last_chunk() {
+    let mut table = dense(&[0]);
+    let mut state = dense(&[1]);
+    state.groups[0].kind = GroupKind::State;
+    state.groups[0].rows[0].pool = PoolId(1);
+    table.pools.append(&mut state.pools);
+    table.groups.append(&mut state.groups);
+    table.check().expect("a sound table");
+    let template = matched(std::slice::from_ref(&table), &table).expect("equal tables").template(0).expect("sends");
+    let maps = |blocks: &[u32], state: &[u32]| [maps(blocks)[0].clone(), maps(state)[0].clone()];
+    let pairs = |source: &[BlockMap], destination: &[BlockMap], chunk| -> Result<Vec<usize>, BindError> {
+        Ok(template.bind(source, destination, chunk)?.sections().map(|(_, pairs)| pairs.len()).collect())
+    };
+    let (both, no_state) = (maps(&[0, 1, 2], &[7]), maps(&[0, 1, 2], &[]));
+    assert_eq!(pairs(&no_state, &no_state, Chunk::new(0..40, 48)), Ok(vec![2, 0]));
+    assert_eq!(pairs(&both, &both, Chunk::new(40..48, 48)), Ok(vec![1, 1]));
+    assert_eq!(pairs(&both, &both, Chunk::from(48..48)), Ok(vec![0, 1]));
+    let (side, group, ordinal) = (Side::Source, GroupId(1), 0);
+    let lacking = BindError::OutOfMap { side, group, ordinal, first: 0, end: 0 };
+    assert_eq!(pairs(&no_state, &both, Chunk::from(0..48)), Err(lacking));
+    let past = BindError::PastEnd { end: 49, request_tokens: 48 };
+    assert_eq!(pairs(&both, &both, Chunk::new(0..49, 48)), Err(past.clone()));
+    assert_eq!(template.amount(Chunk::new(0..49, 48)), Err(past));
 }
 
 #[test]
