@@ -5,34 +5,34 @@
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use kvferry_layout::{Cut, Dtype, ModelFacts, PageTable, Slot, TableOptions, build};
-use kvferry_match::{BlockMap, Plan, Template, assign};
+use kvferry_match::{Assignment, BlockMap, Plan, Template, assign};
 
 const BLOCK_TOKENS: u32 = 64;
 
 fn instance(cut: &str) -> Vec<PageTable> {
     let facts = ModelFacts::from_config(include_str!("../../examples/models/glm-5.2.json")).unwrap();
     let cut: Cut = cut.parse().unwrap();
-    let options =
-        TableOptions { tokens_per_block: BLOCK_TOKENS, dtype: Dtype::Fp8E4m3, slot_count: 1 << 16, mtp: false };
+    let options = TableOptions::new(BLOCK_TOKENS, Dtype::Fp8E4m3, 1 << 16);
     (0..cut.rank_count()).map(|rank| build(&facts, &cut, rank, &options).unwrap()).collect()
+}
+
+fn matched(sources: &[PageTable], destinations: &[PageTable]) -> Vec<Assignment> {
+    assign((0..).zip(sources), (0..).zip(destinations)).unwrap()
 }
 
 fn template(from: &str, to: &str) -> Template {
     let (sources, destinations) = (instance(from), instance(to));
-    assign(&sources, &destinations[0], 0).unwrap().template(0).unwrap()
+    matched(&sources, &destinations)[0].template(0).unwrap()
 }
 
 /// Every destination rank of one instance against all sources of the other, coverage proved.
 fn assignment(c: &mut Criterion) {
     let mut group = c.benchmark_group("assign");
-    for (from, to) in [("pp4", "tp8"), ("pp8tp8", "tp64"), ("pp8tp8", "pp16tp4")] {
+    for (from, to) in [("pp4", "tp8"), ("pp64", "pp64"), ("pp8tp8", "tp64"), ("pp8tp8", "pp16tp4")] {
         let (sources, destinations) = (instance(from), instance(to));
         group.throughput(Throughput::Elements(destinations.len() as u64));
         group.bench_function(BenchmarkId::from_parameter(format!("{from} to {to}")), |b| {
-            b.iter(|| {
-                let ranks = (0..).zip(&destinations);
-                ranks.map(|(rank, table)| assign(&sources, table, rank).unwrap()).collect::<Vec<_>>()
-            });
+            b.iter(|| matched(&sources, &destinations));
         });
     }
     group.finish();
@@ -43,7 +43,7 @@ fn pieces(c: &mut Criterion) {
     let mut group = c.benchmark_group("template");
     for (from, to) in [("pp4", "tp8"), ("pp3", "pp4")] {
         let (sources, destinations) = (instance(from), instance(to));
-        let assignment = assign(&sources, &destinations[0], 0).unwrap();
+        let assignment = &matched(&sources, &destinations)[0];
         group.bench_function(BenchmarkId::from_parameter(format!("{from} to {to}")), |b| {
             b.iter(|| assignment.template(0).unwrap());
         });

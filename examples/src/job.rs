@@ -73,7 +73,7 @@ pub enum JobError {
         /// The cut of its instance.
         cut: Cut,
         /// What is wrong.
-        source: LayoutError,
+        source: Box<LayoutError>,
     },
 }
 
@@ -146,12 +146,11 @@ impl Job {
     /// [`JobError::Table`] if there is no such rank or its instance's cut does not fit the model.
     pub fn table(&self, member: Member) -> Result<PageTable, JobError> {
         let Instance { cut, tokens_per_block, slot_count, mtp, .. } = self.instance(member.side);
-        let options =
-            TableOptions { tokens_per_block: *tokens_per_block, dtype: self.dtype, slot_count: *slot_count, mtp: *mtp };
+        let options = TableOptions { mtp: *mtp, ..TableOptions::new(*tokens_per_block, self.dtype, *slot_count) };
         build(&self.facts, cut, member.rank, &options).map_err(|source| JobError::Table {
             member,
             cut: cut.clone(),
-            source,
+            source: Box::new(source),
         })
     }
 

@@ -5,7 +5,7 @@
 //! - How ranks find each other: [`meet`], [`deadline`].
 //! - What people and programs get to see: [`event`], [`voice`], [`progress`], [`show`], [`failure`].
 //! - What runs: [`sender`] and [`receiver`], which share [`rank`] and [`watch`]; [`loopback`], with [`children`]; and for all
-//!   of them [`available`].
+//!   of them [`available`]. [`plan`] moves nothing: it says who would send what.
 #![forbid(unsafe_code)]
 
 pub mod available;
@@ -22,6 +22,7 @@ pub mod meet;
 pub mod models;
 pub mod options;
 pub mod pattern;
+pub mod plan;
 pub mod progress;
 pub mod rank;
 pub mod receiver;

@@ -7,11 +7,31 @@ use std::path::PathBuf;
 use kvferry_layout::{ConfigError, ModelFacts};
 
 /// Name and facts of each model that is compiled in.
-const BUILT_IN: [(&str, &str); 4] = [
+const BUILT_IN: [(&str, &str); 24] = [
     ("glm-5.2", include_str!("../models/glm-5.2.json")),
-    ("glm-5", include_str!("../models/glm-5.json")),
+    ("deepseek-v3", include_str!("../models/deepseek-v3.json")),
     ("deepseek-v3.2", include_str!("../models/deepseek-v3.2.json")),
+    ("deepseek-v4-pro", include_str!("../models/deepseek-v4-pro.json")),
+    ("gemma-3-27b", include_str!("../models/gemma-3-27b.json")),
+    ("gemma-4-26b-a4b", include_str!("../models/gemma-4-26b-a4b.json")),
+    ("glm-5", include_str!("../models/glm-5.json")),
+    ("gpt-oss-120b", include_str!("../models/gpt-oss-120b.json")),
+    ("kimi-k2", include_str!("../models/kimi-k2.json")),
+    ("kimi-k2.5", include_str!("../models/kimi-k2.5.json")),
+    ("kimi-k3", include_str!("../models/kimi-k3.json")),
+    ("llama-3.1-405b", include_str!("../models/llama-3.1-405b.json")),
+    ("llama-3.1-70b", include_str!("../models/llama-3.1-70b.json")),
     ("llama-3.1-8b", include_str!("../models/llama-3.1-8b.json")),
+    ("minimax-m2.5", include_str!("../models/minimax-m2.5.json")),
+    ("minimax-m3", include_str!("../models/minimax-m3.json")),
+    ("nemotron-3-nano-30b-a3b", include_str!("../models/nemotron-3-nano-30b-a3b.json")),
+    ("nemotron-3-super-120b-a12b", include_str!("../models/nemotron-3-super-120b-a12b.json")),
+    ("nemotron-3-ultra-550b-a55b", include_str!("../models/nemotron-3-ultra-550b-a55b.json")),
+    ("nemotron-h-56b", include_str!("../models/nemotron-h-56b.json")),
+    ("qwen3-235b-a22b", include_str!("../models/qwen3-235b-a22b.json")),
+    ("qwen3-8b", include_str!("../models/qwen3-8b.json")),
+    ("qwen3-next-80b-a3b", include_str!("../models/qwen3-next-80b-a3b.json")),
+    ("qwen3.5-397b-a17b", include_str!("../models/qwen3.5-397b-a17b.json")),
 ];
 
 /// Bytes of a config at most.
@@ -99,10 +119,8 @@ mod tests {
 
     #[test]
     fn an_unknown_model_lists_the_known() {
-        assert_eq!(
-            load("glm-9").unwrap_err().to_string(),
-            "unknown model \"glm-9\": known are glm-5.2, glm-5, deepseek-v3.2, llama-3.1-8b, or give the path of a \
-             config.json"
-        );
+        let error = load("glm-9").unwrap_err().to_string();
+        assert!(error.starts_with("unknown model \"glm-9\": known are glm-5.2, deepseek-v3, "), "{error}");
+        assert!(error.ends_with(", qwen3.5-397b-a17b, or give the path of a config.json"), "{error}");
     }
 }

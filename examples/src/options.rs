@@ -1,6 +1,7 @@
 //! The command lines.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::error::ErrorKind;
@@ -16,7 +17,7 @@ const DTYPES: [Dtype; 5] = [Dtype::Fp8E4m3, Dtype::Fp8E5m2, Dtype::Bf16, Dtype::
 /// What is moved. Both instances must be told the same.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub struct JobOptions {
-    /// Model whose cache is moved: glm-5.2, glm-5, deepseek-v3.2, llama-3.1-8b, or the path of a config.json.
+    /// Model whose cache is moved: one of `models/`, such as glm-5.2 or llama-3.1-8b, or the path of a config.json.
     /// Example: --model ./config.json
     #[arg(long, value_name = "NAME|PATH", default_value = "glm-5.2")]
     pub model: String,
@@ -171,6 +172,109 @@ pub struct LoopbackOptions {
     /// Example: --flip-byte
     #[arg(long)]
     pub flip_byte: bool,
+}
+
+/// Says who would send what to whom, for a request that is moved between two instances, and moves nothing. What cannot be
+/// matched ends in one line that says why.
+#[derive(Parser, Clone, Debug, PartialEq, Eq)]
+#[command(
+    version,
+    after_help = "Examples:\n  \
+    plan --model glm-5.2 --from pp4 --to tp8 --svg out.svg\n  \
+    plan --model llama-3.1-70b --dtype bf16 --from tp2 --to tp4 --pools-from layer-stacked --cells-from nhd --roles\n  \
+    plan --from pp4dp2 --part-from 1 --to tp8"
+)]
+pub struct PlanOptions {
+    /// Model whose cache would be moved: one of `models/`, such as glm-5.2 or llama-3.1-8b, or the path of a config.json.
+    /// Example: --model ./config.json
+    #[arg(long, value_name = "NAME|PATH", default_value = "glm-5.2")]
+    pub model: String,
+    /// Cut of the sending instance: pipeline stages, data-parallel parts, context-parallel and tensor-parallel ranks.
+    /// Example: --from pp4tp2, --from pp40+38, or --from dp4tp2
+    #[arg(long, value_name = "CUT", default_value = "pp4")]
+    pub from: Cut,
+    /// Cut of the receiving instance.
+    /// Example: --to tp8
+    #[arg(long, value_name = "CUT", default_value = "tp8")]
+    pub to: Cut,
+    /// Data-parallel part of the sending instance that has the request.
+    /// Example: --part-from 1
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    pub part_from: u32,
+    /// Data-parallel part of the receiving instance that gets it.
+    /// Example: --part-to 1
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    pub part_to: u32,
+    /// Tokens of the request.
+    /// Example: --tokens 8192
+    #[arg(long, value_name = "COUNT", default_value_t = 131_072, value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
+    pub tokens: u64,
+    /// First tokens of the request that the receiving instance holds already.
+    /// Example: --held-tokens 4096
+    #[arg(long, value_name = "COUNT", default_value_t = 0)]
+    pub held_tokens: u64,
+    /// Tokens of a block of the sending instance.
+    /// Example: --block-tokens-from 16
+    #[arg(long, value_name = "COUNT", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub block_tokens_from: u32,
+    /// Tokens of a block of the receiving instance.
+    /// Example: --block-tokens-to 48
+    #[arg(long, value_name = "COUNT", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub block_tokens_to: u32,
+    /// Which rows share a pool in the sending instance.
+    /// Example: --pools-from layer-split
+    #[arg(long, value_name = "HOW", default_value = "block-major")]
+    pub pools_from: Pools,
+    /// Which rows share a pool in the receiving instance.
+    /// Example: --pools-to layer-together
+    #[arg(long, value_name = "HOW", default_value = "block-major")]
+    pub pools_to: Pools,
+    /// Order of heads and tokens in the sending instance.
+    /// Example: --cells-from nhd
+    #[arg(long, value_name = "ORDER", default_value = "hnd")]
+    pub cells_from: Cells,
+    /// Order of heads and tokens in the receiving instance.
+    /// Example: --cells-to nhd
+    #[arg(long, value_name = "ORDER", default_value = "hnd")]
+    pub cells_to: Cells,
+    /// Element type of the cache: fp8_e4m3, fp8_e5m2, bf16, f16, f32.
+    /// Example: --dtype bf16
+    #[arg(long, value_name = "TYPE", default_value = "fp8_e4m3", value_parser = parse_dtype)]
+    pub dtype: Dtype,
+    /// Which instances hold the model's multi-token prediction layers, on their last pipeline stage.
+    /// Example: --mtp both
+    #[arg(long, value_name = "WHO", default_value = "none")]
+    pub mtp: Mtp,
+    /// Say for each receiving rank which roles and units of which layers it gets from whom, too.
+    /// Example: --roles
+    #[arg(long)]
+    pub roles: bool,
+    /// Draw the matrix of ranks into this file.
+    /// Example: --svg out.svg
+    #[arg(long, value_name = "PATH")]
+    pub svg: Option<PathBuf>,
+}
+
+/// Which rows share a pool.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pools {
+    /// One slot holds all layers.
+    BlockMajor,
+    /// A pool a layer, keys and values side by side in a slot.
+    LayerTogether,
+    /// An allocation a layer, all keys before all values.
+    LayerStacked,
+    /// A pool for each layer and role.
+    LayerSplit,
+}
+
+/// Order of heads and tokens.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cells {
+    /// Heads outside tokens.
+    Hnd,
+    /// Tokens outside heads.
+    Nhd,
 }
 
 /// Which instances hold the MTP layers.

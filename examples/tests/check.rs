@@ -27,9 +27,9 @@ fn table() -> PageTable {
         layers: (0..3).map(Layer).collect(),
         tp_rank: 0,
         tp_size: 1,
-        slot_count: 5,
         groups: vec![GroupSpec {
-            kind: GroupKind::Paged { tokens_per_block: TOKENS_PER_BLOCK, window_tokens: None },
+            kind: GroupKind::paged(TOKENS_PER_BLOCK),
+            slot_count: 5,
             pools: vec![vec![kv(Role::Key), kv(Role::Value)], vec![indexer]],
         }],
     })

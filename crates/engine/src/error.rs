@@ -152,13 +152,8 @@ pub enum ConnectError {
         ours: Version,
     },
     /// The instances cannot serve each other: fix their layouts.
-    #[error("{peer} cannot be served")]
-    Match {
-        /// The destination that lacks something.
-        peer: PeerName,
-        /// What.
-        source: MatchError,
-    },
+    #[error("the instances do not match")]
+    Match(#[source] MatchError),
     /// The pieces between two ranks cannot be described.
     #[error("no template between this rank and {peer}")]
     Template {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use kvferry_layout::PageTable;
-use kvferry_match::{Side, assign};
+use kvferry_match::{Assignment, Side, Templates, assign};
 use kvferry_wire::Version;
 
 use crate::card::{Card, ucx_agree};
@@ -37,48 +37,52 @@ pub(crate) fn survey(
     epoch: u64,
     ucx: Version,
 ) -> Result<Survey, ConnectError> {
-    let mut sources = parse(Side::Source, sources)?;
+    let sources = parse(Side::Source, sources)?;
     let destinations = parse(Side::Destination, destinations)?;
     let place = |cards: &[Card]| cards.iter().position(|card| card.epoch == epoch);
-    let tables = |cards: &mut [Card]| -> Vec<PageTable> { cards.iter().map(|card| card.table.clone()).collect() };
-    let source_tables = tables(&mut sources);
+    let (side, own) = match (place(&sources), place(&destinations)) {
+        (None, Some(own)) => (Side::Destination, own),
+        (Some(own), None) => (Side::Source, own),
+        _ => return Err(ConnectError::NotAmong),
+    };
+    fn tables(cards: &[Card]) -> impl Iterator<Item = (u32, &PageTable)> {
+        cards.iter().map(|card| (card.rank, &card.table))
+    }
+    let assignments = assign(tables(&sources), tables(&destinations)).map_err(ConnectError::Match)?;
+    let mut templates = Templates::default();
     let mut peers = BTreeMap::new();
-    let side = match (place(&sources), place(&destinations)) {
-        (None, Some(own)) => {
-            let assignment = matched(&source_tables, &destinations[own])?;
+    match side {
+        Side::Destination => {
+            let assignment = &assignments[own];
             for rank in assignment.sources() {
                 let Some(card) = sources.get(rank as usize) else { continue };
                 let name = PeerName { side: Side::Source, rank };
-                let peer = peer(&assignment, rank, name)?;
+                let peer = peer(&mut templates, assignment, rank, name)?;
                 add(&mut peers, card, peer, name, ucx)?;
             }
-            Side::Destination
         }
-        (Some(own), None) => {
+        Side::Source => {
             let own = sources[own].rank;
-            for card in &destinations {
-                let assignment = matched(&source_tables, card)?;
+            for (card, assignment) in destinations.iter().zip(&assignments) {
                 if assignment.sources().any(|rank| rank == own) {
                     let name = PeerName { side: Side::Destination, rank: card.rank };
-                    let peer = Peer { rank: card.rank, ..peer(&assignment, own, name)? };
+                    let peer = Peer { rank: card.rank, ..peer(&mut templates, assignment, own, name)? };
                     add(&mut peers, card, peer, name, ucx)?;
                 }
             }
-            Side::Source
         }
-        _ => return Err(ConnectError::NotAmong),
-    };
+    }
     Ok(Survey { side, peers })
 }
 
-fn matched(sources: &[PageTable], destination: &Card) -> Result<kvferry_match::Assignment, ConnectError> {
-    let peer = PeerName { side: Side::Destination, rank: destination.rank };
-    assign(sources, &destination.table, destination.rank).map_err(|source| ConnectError::Match { peer, source })
-}
-
 /// What `source_rank` sends in `assignment`, with the source as the peer.
-fn peer(assignment: &kvferry_match::Assignment, source_rank: u32, name: PeerName) -> Result<Peer, ConnectError> {
-    let template = assignment.template(source_rank);
+fn peer(
+    templates: &mut Templates,
+    assignment: &Assignment,
+    source_rank: u32,
+    name: PeerName,
+) -> Result<Peer, ConnectError> {
+    let template = templates.template(assignment, source_rank);
     let template = template.map_err(|source| ConnectError::Template { peer: name, source })?;
     Ok(Peer { rank: source_rank, rows: assignment.rows(source_rank), template })
 }

@@ -1,122 +1,71 @@
-//! Builders of page tables: from a description of what a rank stores, and from a model's facts and a cut.
+//! The builder of page tables from a model's facts and a cut.
 
-use crate::check::POOLS_MAX;
-use crate::cut::Cut;
-use crate::error::{Counted, LayoutError};
+use crate::cut::{Coordinates, Cut};
+use crate::error::LayoutError;
 use crate::facts::ModelFacts;
-use crate::spec::{PlaneSpec, RankSpec, RowSpec, unit_share};
-use crate::table::{Dtype, Layer, LayerGroup, MemoryKind, PageTable, Plane, Pool, PoolId, Row};
+use crate::spec::RankSpec;
+use crate::storage::{Storage, lay_out};
+use crate::table::{Dtype, GroupKind, Layer, PageTable};
 
-/// What an instance chooses for itself, whatever the model and the cut.
+/// What an instance chooses for itself, whatever the model and the cut. Start from [`TableOptions::new`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableOptions {
-    /// Tokens of a block.
+    /// Tokens of a block; 1 for pools whose slots are tokens.
     pub tokens_per_block: u32,
-    /// Element type of keys, values and latents. Indexer keys are always 8-bit floats.
+    /// Element type of keys, values and latents. With 4-bit keys and values come rows of their block scales (NVFP4).
     pub dtype: Dtype,
-    /// Slots of each pool.
+    /// Slots of each pool of a paged group.
     pub slot_count: u32,
     /// Whether the rank of the last stage holds the model's MTP layers too. Of no effect for a model without any.
     pub mtp: bool,
+    /// Element type of quantised indexer keys: [`Dtype::Fp8E4m3`] or [`Dtype::Fp4E2m1`].
+    pub indexer_dtype: Dtype,
+    /// Element type of recurrent state where the model does not say it. `None` is the model's own type, as in vLLM
+    /// (`mamba_ssm_cache_dtype` = `auto`); SGLang takes [`Dtype::F32`] (`SGLANG_MAMBA_SSM_DTYPE`).
+    pub ssm_dtype: Option<Dtype>,
+    /// Slots of each pool of a state group: one a request.
+    pub state_slot_count: u32,
+    /// How the rows are arranged.
+    pub storage: Storage,
 }
 
-/// The table of one rank of an instance that stores block-major in host memory: see [`block_major`].
+impl TableOptions {
+    /// These, and: as many state slots, no MTP layers, 8-bit indexer keys, state in the model's type, block-major.
+    pub fn new(tokens_per_block: u32, dtype: Dtype, slot_count: u32) -> Self {
+        Self {
+            tokens_per_block,
+            dtype,
+            slot_count,
+            mtp: false,
+            indexer_dtype: Dtype::Fp8E4m3,
+            ssm_dtype: None,
+            state_slot_count: slot_count,
+            storage: Storage::default(),
+        }
+    }
+}
+
+/// The table of one rank of an instance, in host memory: see [`lay_out`].
+///
+/// Context-parallel ranks share the blocks of paged groups out among themselves. State has no blocks, so each of them holds
+/// all of it.
 ///
 /// # Errors
 ///
 /// [`LayoutError::Cut`] if the cut does not fit the model or has no such rank, others if the options are not usable.
 pub fn build(facts: &ModelFacts, cut: &Cut, rank: u32, options: &TableOptions) -> Result<PageTable, LayoutError> {
-    let (pp_rank, tp_rank) = cut.coordinates(rank)?;
-    let mut layers = cut.stage_layers(pp_rank, facts.hidden_layers())?;
+    let Coordinates { pp_rank, dp_rank, cp_rank, tp_rank } = cut.coordinates(rank)?;
+    let hidden_layers = facts.hidden_layers();
+    let mut layers = cut.stage_layers(pp_rank, hidden_layers)?;
     if options.mtp && pp_rank + 1 == cut.pp_size() {
-        layers.end += facts.mtp_layers();
+        layers.extend((hidden_layers..hidden_layers + facts.mtp_layers()).map(Layer));
     }
-    block_major(&RankSpec {
-        hidden_layers: facts.hidden_layers(),
-        layers: layers.map(Layer).collect(),
-        tp_rank,
-        tp_size: cut.tp_size(),
-        slot_count: options.slot_count,
-        groups: facts.groups(options)?,
-    })
-}
-
-/// The table of a rank whose slots hold all layers of their pool side by side.
-///
-/// In a slot the layers ascend and each has its roles in the order of the spec, without gaps. In a row, planes follow
-/// each other; in a plane, the tokens of a unit are adjacent (HND). Rows of a group are listed pool by pool. Pools are
-/// in host memory with base 0; whoever allocates them sets `memory` and `base`.
-///
-/// # Errors
-///
-/// What is wrong with the spec, or what [`PageTable::check`] finds in the table.
-pub fn block_major(rank: &RankSpec) -> Result<PageTable, LayoutError> {
-    if let Some(pair) = rank.layers.windows(2).find(|pair| pair[0] >= pair[1]) {
-        return Err(LayoutError::LayerOrder { layer: pair[1] });
-    }
-    let mut table = PageTable { hidden_layers: rank.hidden_layers, pools: Vec::new(), groups: Vec::new() };
-    for group in &rank.groups {
-        let mut rows = Vec::new();
-        for roles in &group.pools {
-            let pool_count = table.pools.len();
-            let no_more = LayoutError::TooMany { what: Counted::Pools, found: pool_count + 1, max: POOLS_MAX };
-            let id = PoolId(u16::try_from(pool_count).map_err(|_| no_more)?);
-            let rows_before = rows.len();
-            let slot_bytes = pack(rank, roles, group.kind.tokens(), id, &mut rows)?;
-            if rows.len() > rows_before {
-                let (memory, base, slot_count) = (MemoryKind::Host, 0, rank.slot_count);
-                table.pools.push(Pool { memory, base, slot_count, slot_stride: slot_bytes, slot_bytes });
-            }
-        }
-        if !rows.is_empty() {
-            table.groups.push(LayerGroup { kind: group.kind, rows });
+    let mut groups = facts.groups(options)?;
+    for group in &mut groups {
+        if let GroupKind::Paged { ordinals, .. } = &mut group.kind {
+            *ordinals = cut.ordinals(cp_rank);
         }
     }
-    table.check()?;
-    Ok(table)
-}
-
-/// Appends the rows of one pool; returns the bytes of its slots.
-fn pack(
-    rank: &RankSpec,
-    roles: &[RowSpec],
-    tokens: u32,
-    pool: PoolId,
-    rows: &mut Vec<Row>,
-) -> Result<u64, LayoutError> {
-    let mut slot_bytes: u64 = 0;
-    for &layer in &rank.layers {
-        for spec in roles.iter().filter(|spec| spec.owners.owns(layer)) {
-            let row = row(rank, layer, spec, tokens, pool, slot_bytes)?;
-            let end = slot_bytes.checked_add(row.bytes);
-            slot_bytes = end.ok_or_else(|| LayoutError::TooLarge { layer, role: spec.role.clone() })?;
-            rows.push(row);
-        }
-    }
-    Ok(slot_bytes)
-}
-
-fn row(
-    rank: &RankSpec,
-    layer: Layer,
-    spec: &RowSpec,
-    tokens: u32,
-    pool: PoolId,
-    offset: u64,
-) -> Result<Row, LayoutError> {
-    let RankSpec { tp_rank, tp_size, .. } = *rank;
-    let RowSpec { role, dtype, .. } = spec.clone();
-    let too_large = || LayoutError::TooLarge { layer, role: spec.role.clone() };
-    let mut bytes: u64 = 0;
-    let mut planes = Vec::with_capacity(spec.planes.len());
-    for &PlaneSpec { units_total, cell_bytes } in &spec.planes {
-        let units = unit_share(units_total, tp_rank, tp_size).ok_or(LayoutError::TpRank { tp_rank, tp_size })?;
-        let unit_stride = cell_bytes.checked_mul(u64::from(tokens)).ok_or_else(too_large)?;
-        let plane_bytes = unit_stride.checked_mul(u64::from(units.end - units.start)).ok_or_else(too_large)?;
-        let plane =
-            Plane { offset: bytes, cell_bytes, unit_stride, token_stride: cell_bytes, units, units_total, tokens };
-        planes.push(plane);
-        bytes = bytes.checked_add(plane_bytes).ok_or_else(too_large)?;
-    }
-    Ok(Row { layer, role, dtype, pool, offset, bytes, planes })
+    let spec = RankSpec { hidden_layers, layers, tp_rank, tp_size: cut.tp_size(), groups };
+    Ok(PageTable { dp_rank, ..lay_out(&spec, options.storage)? })
 }

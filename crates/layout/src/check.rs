@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Counted, LayoutError, RowName};
 use crate::strides::Comb;
-use crate::table::{GroupId, GroupKind, LayerGroup, PageTable, Plane, Pool, PoolId, Role, Row};
+use crate::table::{GroupId, GroupKind, LayerGroup, Ordinals, PageTable, Plane, Pool, PoolId, Role, Row};
 
 /// Most pools of a table: one a layer and role would need a few hundred.
 pub const POOLS_MAX: usize = 4096;
@@ -17,6 +17,9 @@ pub const GROUPS_MAX: usize = 256;
 pub const ROWS_MAX: usize = 8192;
 /// Most planes of a row. The models seen need one to three.
 pub const PLANES_MAX: usize = 8;
+/// Most pairs of planes of different rows whose bytes run through each other. A slot of 94 layers with the heads outermost
+/// has some 18,000.
+pub const INTERLEAVED_PLANES_MAX: usize = 1 << 18;
 /// Most layers of a model, MTP and draft layers included.
 pub const LAYERS_MAX: u32 = 65_536;
 /// Most bytes of a [`Role::Named`].
@@ -56,9 +59,9 @@ impl PageTable {
     /// Checks everything that a table must hold by itself. Builders and decoders have called this already.
     ///
     /// Pools: not empty, slots not overlapping, inside the address space. Rows: inside their slot, `(layer, role)` given
-    /// once, no two rows of a group overlapping in a pool. Rows of *different* groups may use the same bytes of a pool's
-    /// slots: a slot belongs to one group at a time. Planes: inside their row, units inside the model's, tokens those of
-    /// the group, cells kept apart by the strides, planes of a row not overlapping.
+    /// once, no byte in cells of two rows of a group; rows may interleave if their strides prove that. Rows of *different*
+    /// groups may use the same bytes of a pool's slots: a slot belongs to one group at a time. Planes: inside their row, units inside the model's, cells that divide
+    /// the tokens of a block, kept apart by the strides, planes of a row not overlapping.
     ///
     /// # Errors
     ///
@@ -136,6 +139,9 @@ fn check_kind(id: GroupId, kind: GroupKind) -> Result<(), LayoutError> {
         GroupKind::Paged { tokens_per_block: 0, .. } | GroupKind::Paged { window_tokens: Some(0), .. } => {
             Err(LayoutError::NoTokens { group: id })
         }
+        GroupKind::Paged { ordinals: Ordinals { step, first }, .. } if first >= step => {
+            Err(LayoutError::Ordinals { group: id, step, first })
+        }
         GroupKind::Paged { .. } | GroupKind::State => Ok(()),
     }
 }
@@ -193,7 +199,11 @@ fn check_plane(row: &Row, index: usize, plane: &Plane, kind: GroupKind) -> Resul
             units_total: plane.units_total,
         });
     }
-    if plane.tokens != kind.tokens() {
+    let divides = match kind {
+        GroupKind::Paged { .. } => kind.tokens_per_cell(plane).is_some(),
+        GroupKind::State => plane.tokens > 0,
+    };
+    if !divides {
         return Err(LayoutError::Tokens {
             row: name(),
             plane: index,
@@ -216,14 +226,31 @@ fn check_plane(row: &Row, index: usize, plane: &Plane, kind: GroupKind) -> Resul
     Ok(comb)
 }
 
-/// Rows are inside their slots already and hold a byte at least, so of any two that overlap some two are neighbours in
-/// the order of offsets.
+/// That no two rows of a group in one pool have a byte of a cell in common.
+///
+/// Most rows lie side by side. Those that do not (`[slots, tokens, heads, 2 * head_dim]`, say, with the key and the value of
+/// a head in turn) are compared plane by plane, each with all that its bytes run through. A peer can send rows that all run
+/// through each other, so the number of comparisons is bounded.
 fn check_rows_apart(group: &LayerGroup) -> Result<(), LayoutError> {
     let mut rows: Vec<&Row> = group.rows.iter().collect();
     rows.sort_by_key(|row| (row.pool, row.offset));
-    for (row, next) in rows.iter().zip(rows.iter().skip(1)) {
-        if row.pool == next.pool && next.offset - row.offset < row.bytes {
-            return Err(LayoutError::RowsOverlap { row: (*next).into(), other: (*row).into() });
+    let run_through = |row: &Row, next: &Row| row.pool == next.pool && next.offset - row.offset < row.bytes;
+    if !rows.windows(2).any(|pair| run_through(pair[0], pair[1])) {
+        return Ok(());
+    }
+    let mut compared = 0;
+    // Rows are inside their slots already, so the offsets of their planes in a slot are inside a `u64`.
+    let combs = |row: &Row| row.planes.iter().filter_map(Comb::of).map(|comb| comb.shifted(row.offset)).collect();
+    let combs: Vec<Vec<Comb>> = rows.iter().map(|row| combs(row)).collect();
+    for (at, (row, planes)) in rows.iter().zip(&combs).enumerate() {
+        let behind = rows.iter().zip(&combs).skip(at + 1);
+        for (next, next_planes) in behind.take_while(|(next, _)| run_through(row, next)) {
+            compared += planes.len() * next_planes.len();
+            at_most(Counted::InterleavedPlanes, compared, INTERLEAVED_PLANES_MAX)?;
+            let apart = |plane: &Comb| next_planes.iter().all(|other| plane.is_apart_from(other));
+            if !planes.iter().all(apart) {
+                return Err(LayoutError::RowsOverlap { row: (*next).into(), other: (*row).into() });
+            }
         }
     }
     Ok(())

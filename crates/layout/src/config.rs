@@ -1,39 +1,13 @@
-//! Reads [`ModelFacts`] from a HuggingFace `config.json`.
+//! The keys of a HuggingFace `config.json`, and what can be wrong with them.
 
 use serde_json::{Map, Value};
 
 use crate::check::LAYERS_MAX;
-use crate::facts::{Attention, INDEXER_QUANT_BLOCK, Indexer, ModelFacts};
-use crate::indexer_mask::indexer_owners;
-use crate::table::Layer;
+use crate::json;
+use crate::table::{Dtype, Layer};
 
-/// Largest head count, head size or vector length taken for real.
-const DIMENSION_MAX: u32 = 1 << 20;
-
-/// How a model type caches.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Family {
-    /// Keys and values of `num_key_value_heads`; `head_dim` may be left to `hidden_size / num_attention_heads`.
-    Heads,
-    /// The same, but the class has a default of its own for `head_dim`, so the config must say it.
-    HeadsOfGivenSize,
-    /// A latent; an indexer too if `index_topk` says so.
-    Latent,
-    /// A latent, and an indexer on some layers.
-    SparseLatent,
-}
-
-const FAMILIES: [(&str, Family); 9] = [
-    ("deepseek_v3", Family::Latent),
-    ("deepseek_v32", Family::SparseLatent),
-    ("glm_moe_dsa", Family::SparseLatent),
-    ("kimi_k2", Family::Latent),
-    ("llama", Family::Heads),
-    ("mistral", Family::Heads),
-    ("qwen2", Family::Heads),
-    ("qwen3", Family::HeadsOfGivenSize),
-    ("qwen3_moe", Family::HeadsOfGivenSize),
-];
+/// Largest head count, head size or vector length taken for real. The product of two fits in a `u32`.
+pub(crate) const DIMENSION_MAX: u32 = (1 << 16) - 1;
 
 /// Why a config does not give a model's facts. Correct the file, or describe the cache by hand ([`crate::RankSpec`]).
 #[derive(Debug, thiserror::Error)]
@@ -43,7 +17,16 @@ pub enum ConfigError {
     #[error("config is not a JSON object")]
     Json(#[source] serde_json::Error),
 
-    /// No builder knows how this type of model caches.
+    /// No builder knows how this architecture caches.
+    #[error("unknown architecture {found:?}; known are {}", known.join(", "))]
+    UnknownArchitecture {
+        /// What the config says.
+        found: String,
+        /// The architectures known here.
+        known: Vec<&'static str>,
+    },
+
+    /// No builder knows how this type of model caches, and the config names no architecture.
     #[error("unknown model_type {found:?}; known are {}", known.join(", "))]
     UnknownModelType {
         /// What the config says.
@@ -99,23 +82,64 @@ pub enum ConfigError {
         quant_block: u32,
     },
 
-    /// Some layers keep a window only. No builder here splits layers into groups by window.
-    #[error("config: sliding_window {window_tokens} is in use, which no builder supports")]
+    /// The model type has no windows of its own, yet the config gives one and does not say for which layers. Engines differ
+    /// in whether they heed it: say it with `layer_types`, or remove it.
+    #[error("config: sliding_window {window_tokens} without layer_types, which a {model_type} model has no rule for")]
     SlidingWindow {
         /// The window.
         window_tokens: u32,
+        /// Type of the model.
+        model_type: &'static str,
     },
 
-    /// A layer's attention is of a kind that this type of model is not known to have.
-    #[error("config: layer_types says {found} for layer {layer}, only \"full_attention\" is supported")]
+    /// A layer is of a kind that this type of model is not known to have.
+    #[error("config: {key} says {found} for layer {layer}; known are {}", known.join(", "))]
     LayerType {
+        /// The key.
+        key: &'static str,
         /// The layer.
         layer: Layer,
         /// What the config says of it.
         found: String,
+        /// What it may say.
+        known: Vec<&'static str>,
     },
 
-    /// A list with one entry a layer has too few or too many.
+    /// Two keys say different things about the kind of a layer. An engine that reads the one caches otherwise than an
+    /// engine that reads the other: ask whoever made the checkpoint.
+    #[error("config: {first_key} and {second_key} differ on what layer {layer} is")]
+    LayerConflict {
+        /// The first layer in dispute.
+        layer: Layer,
+        /// One key.
+        first_key: &'static str,
+        /// The other.
+        second_key: &'static str,
+    },
+
+    /// Two lists of layer numbers, which count from 1, do not hold each layer once between them.
+    #[error("config: {first_key} and {second_key} list layer number {number} {times} times")]
+    LayerNumber {
+        /// One list.
+        first_key: &'static str,
+        /// The other.
+        second_key: &'static str,
+        /// The first such number.
+        number: u32,
+        /// How often it is there.
+        times: usize,
+    },
+
+    /// An element type that no cache is made of.
+    #[error("config: {key} is {found:?}; known are float32, float16, bfloat16")]
+    UnknownDtype {
+        /// The key.
+        key: &'static str,
+        /// What the config says.
+        found: String,
+    },
+
+    /// A list or string with one entry a layer has too few or too many.
     #[error("config: {key} has {entries} entries for {hidden_layers} layers")]
     MaskLength {
         /// The key.
@@ -152,91 +176,36 @@ pub enum ConfigError {
     },
 }
 
-impl ModelFacts {
-    /// Reads a genuine `config.json`: keys that do not concern the cache may be there or not.
-    ///
-    /// Known `model_type`s: `deepseek_v3`, `deepseek_v32`, `glm_moe_dsa`, `kimi_k2` (latent attention, with or without
-    /// indexer), and `llama`, `mistral`, `qwen2`, `qwen3`, `qwen3_moe` (plain key-value heads).
-    ///
-    /// # Errors
-    ///
-    /// See [`ConfigError`]; each names the key or the layer.
-    pub fn from_config(json: &str) -> Result<Self, ConfigError> {
-        let config = Config { keys: serde_json::from_str(json).map_err(ConfigError::Json)? };
-        let model_type = config.text("model_type")?;
-        let Some((_, family)) = FAMILIES.iter().find(|(name, _)| *name == model_type) else {
-            let known = FAMILIES.iter().map(|(name, _)| *name).collect();
-            return Err(ConfigError::UnknownModelType { found: model_type.to_owned(), known });
-        };
-        let hidden_layers = config.count("num_hidden_layers", LAYERS_MAX)?;
-        let mtp_key = "num_nextn_predict_layers";
-        let mtp_layers = config.optional(mtp_key, 0, LAYERS_MAX - hidden_layers)?.unwrap_or(0);
-        let attention = match family {
-            Family::Heads | Family::HeadsOfGivenSize => heads(&config, *family)?,
-            Family::Latent | Family::SparseLatent => latent(&config)?,
-        };
-        let sparse = match family {
-            Family::Heads | Family::HeadsOfGivenSize => false,
-            // SGLang and vLLM tell by this key, whatever the model type.
-            Family::Latent => config.value("index_topk").is_some(),
-            Family::SparseLatent => true,
-        };
-        let indexer = if sparse { Some(indexer(&config, hidden_layers, mtp_layers)?) } else { None };
-        Ok(Self { model_type: model_type.to_owned(), hidden_layers, mtp_layers, attention, indexer })
-    }
-}
-
-fn heads(config: &Config, family: Family) -> Result<Attention, ConfigError> {
-    let windowed = config.optional_bool("use_sliding_window")?.unwrap_or(true);
-    if let Some(window_tokens) = config.optional("sliding_window", 0, u32::MAX)?
-        && windowed
-    {
-        return Err(ConfigError::SlidingWindow { window_tokens });
-    }
-    for (layer, kind) in (0..).map(Layer).zip(config.optional_list("layer_types")?.unwrap_or_default()) {
-        if kind != "full_attention" {
-            return Err(ConfigError::LayerType { layer, found: kind.to_string() });
-        }
-    }
-    let kv_heads = config.count("num_key_value_heads", DIMENSION_MAX)?;
-    let head_dim = match (config.optional("head_dim", 1, DIMENSION_MAX)?, family) {
-        (Some(head_dim), _) => head_dim,
-        (None, Family::Heads) => {
-            let hidden_size = config.count("hidden_size", DIMENSION_MAX)?;
-            let attention_heads = config.count("num_attention_heads", DIMENSION_MAX)?;
-            if !hidden_size.is_multiple_of(attention_heads) {
-                return Err(ConfigError::HeadDim { hidden_size, attention_heads });
-            }
-            hidden_size / attention_heads
-        }
-        (None, _) => return Err(ConfigError::MissingKey { key: "head_dim" }),
-    };
-    Ok(Attention::Heads { kv_heads, head_dim })
-}
-
-/// `num_key_value_heads` and `head_dim` of these models speak of the expanded heads, which are not cached.
-fn latent(config: &Config) -> Result<Attention, ConfigError> {
-    let compressed = config.count("kv_lora_rank", DIMENSION_MAX)?;
-    let rotary = config.count("qk_rope_head_dim", DIMENSION_MAX)?;
-    Ok(Attention::Latent { elements: compressed + rotary })
-}
-
-fn indexer(config: &Config, hidden_layers: u32, mtp_layers: u32) -> Result<Indexer, ConfigError> {
-    let head_dim = config.count("index_head_dim", DIMENSION_MAX)?;
-    if !head_dim.is_multiple_of(INDEXER_QUANT_BLOCK) {
-        return Err(ConfigError::IndexHeadDim { head_dim, quant_block: INDEXER_QUANT_BLOCK });
-    }
-    Ok(Indexer { head_dim, owners: indexer_owners(config, hidden_layers, mtp_layers)? })
-}
-
-/// The keys of a config. A key that is null counts as one that is not there, as it does to Python's `getattr` users.
+/// The keys of a config, and those of the part of it that is about the language model. A key that is null counts as one
+/// that is not there, as it does to Python's `getattr` users.
 pub(crate) struct Config {
-    keys: Map<String, Value>,
+    outer: Map<String, Value>,
+    /// `text_config` of a multimodal model.
+    text: Map<String, Value>,
 }
 
 impl Config {
+    pub(crate) fn parse(json: &str) -> Result<Self, ConfigError> {
+        let outer = json::object(json).map_err(ConfigError::Json)?;
+        let text = match outer.get("text_config") {
+            None | Some(Value::Null) => Map::new(),
+            Some(Value::Object(text)) => text.clone(),
+            Some(_) => return Err(ConfigError::WrongType { key: "text_config", expected: "an object" }),
+        };
+        Ok(Self { outer, text })
+    }
+
+    /// The value of a key: that of the language part, or else the outer one.
     pub(crate) fn value(&self, key: &str) -> Option<&Value> {
-        self.keys.get(key).filter(|value| !value.is_null())
+        let of = |keys: &'_ Map<String, Value>| -> bool { keys.get(key).is_some_and(|value| !value.is_null()) };
+        if of(&self.text) { self.text.get(key) } else { self.outer.get(key).filter(|value| !value.is_null()) }
+    }
+
+    /// The object under a key, as a config of its own.
+    pub(crate) fn object(&self, key: &'static str) -> Result<Self, ConfigError> {
+        let value = self.value(key).ok_or(ConfigError::MissingKey { key })?;
+        let outer = value.as_object().ok_or(ConfigError::WrongType { key, expected: "an object" })?.clone();
+        Ok(Self { outer, text: Map::new() })
     }
 
     /// An integer of `min..=max`, if the key is there.
@@ -244,11 +213,7 @@ impl Config {
         let Some(value) = self.value(key) else {
             return Ok(None);
         };
-        let value = value.as_u64().ok_or(ConfigError::WrongType { key, expected: "a non-negative integer" })?;
-        match u32::try_from(value) {
-            Ok(number) if (min..=max).contains(&number) => Ok(Some(number)),
-            _ => Err(ConfigError::OutOfRange { key, value, min, max }),
-        }
+        integer(key, value, min, max).map(Some)
     }
 
     /// A list, if the key is there.
@@ -260,18 +225,74 @@ impl Config {
         Ok(Some(list.as_slice()))
     }
 
-    fn optional_bool(&self, key: &'static str) -> Result<Option<bool>, ConfigError> {
+    /// A list of integers of `min..=max`.
+    pub(crate) fn integers(&self, key: &'static str, min: u32, max: u32) -> Result<Vec<u32>, ConfigError> {
+        let list = self.optional_list(key)?.ok_or(ConfigError::MissingKey { key })?;
+        list.iter().map(|value| integer(key, value, min, max)).collect()
+    }
+
+    pub(crate) fn optional_bool(&self, key: &'static str) -> Result<Option<bool>, ConfigError> {
         let expected = "true or false";
         self.value(key).map(|value| value.as_bool().ok_or(ConfigError::WrongType { key, expected })).transpose()
     }
 
     /// A positive integer up to `max`.
-    fn count(&self, key: &'static str, max: u32) -> Result<u32, ConfigError> {
+    pub(crate) fn count(&self, key: &'static str, max: u32) -> Result<u32, ConfigError> {
         self.optional(key, 1, max)?.ok_or(ConfigError::MissingKey { key })
     }
 
-    fn text(&self, key: &'static str) -> Result<&str, ConfigError> {
-        let value = self.value(key).ok_or(ConfigError::MissingKey { key })?;
+    /// A head count, head size or vector length.
+    pub(crate) fn dimension(&self, key: &'static str) -> Result<u32, ConfigError> {
+        self.count(key, DIMENSION_MAX)
+    }
+
+    pub(crate) fn hidden_layers(&self) -> Result<u32, ConfigError> {
+        self.count("num_hidden_layers", LAYERS_MAX)
+    }
+
+    /// An element type, if the key is there.
+    pub(crate) fn optional_dtype(&self, key: &'static str) -> Result<Option<Dtype>, ConfigError> {
+        let Some(value) = self.value(key) else {
+            return Ok(None);
+        };
+        let word = value.as_str().ok_or(ConfigError::WrongType { key, expected: "a string" })?;
+        match word.strip_prefix("torch.").unwrap_or(word) {
+            "float32" => Ok(Some(Dtype::F32)),
+            "float16" => Ok(Some(Dtype::F16)),
+            "bfloat16" => Ok(Some(Dtype::Bf16)),
+            _ => Err(ConfigError::UnknownDtype { key, found: word.to_owned() }),
+        }
+    }
+
+    pub(crate) fn model_dtype(&self) -> Result<Dtype, ConfigError> {
+        let (new, old) = (self.optional_dtype("dtype")?, self.optional_dtype("torch_dtype")?);
+        Ok(new.or(old).unwrap_or(Dtype::Bf16))
+    }
+
+    /// A string of the outer object: the language part names its own architecture and type.
+    pub(crate) fn outer_text(&self, key: &'static str) -> Result<&str, ConfigError> {
+        let value = self.outer.get(key).filter(|value| !value.is_null()).ok_or(ConfigError::MissingKey { key })?;
         value.as_str().ok_or(ConfigError::WrongType { key, expected: "a string" })
+    }
+
+    /// The first of `architectures`, if there is any.
+    pub(crate) fn architecture(&self) -> Result<Option<&str>, ConfigError> {
+        let wrong = ConfigError::WrongType { key: "architectures", expected: "a list of strings" };
+        match self.outer.get("architectures") {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::Array(names)) => match names.first() {
+                None => Ok(None),
+                Some(name) => name.as_str().map(Some).ok_or(wrong),
+            },
+            Some(_) => Err(wrong),
+        }
+    }
+}
+
+fn integer(key: &'static str, value: &Value, min: u32, max: u32) -> Result<u32, ConfigError> {
+    let value = value.as_u64().ok_or(ConfigError::WrongType { key, expected: "a non-negative integer" })?;
+    match u32::try_from(value) {
+        Ok(number) if (min..=max).contains(&number) => Ok(number),
+        _ => Err(ConfigError::OutOfRange { key, value, min, max }),
     }
 }

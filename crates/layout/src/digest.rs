@@ -58,10 +58,10 @@ impl PageTable {
         Digest::of(&self.to_bytes())
     }
 
-    /// Digest of all that decides which bytes of a slot go where: everything but where the pools are and how many slots
-    /// they have, and how far apart. Ranks of equal shape share their templates.
+    /// Digest of all that decides which bytes of a slot go where: everything but which requests are here, where the pools
+    /// are, how many slots they have, and how far apart. Ranks of equal shape share their templates.
     pub fn shape_digest(&self) -> Digest {
-        let mut shape = self.clone();
+        let mut shape = Self { dp_rank: 0, ..self.clone() };
         for pool in &mut shape.pools {
             (pool.memory, pool.base, pool.slot_count, pool.slot_stride) = (MemoryKind::Host, 0, 0, 0);
         }

@@ -41,6 +41,8 @@ pub enum Counted {
     Rows,
     /// Model layers: `hidden_layers`, or the id of a row's layer plus one.
     Layers,
+    /// Pairs of planes of different rows whose bytes run through each other.
+    InterleavedPlanes,
 }
 
 impl fmt::Display for Counted {
@@ -50,6 +52,7 @@ impl fmt::Display for Counted {
             Self::Groups => "groups",
             Self::Rows => "rows",
             Self::Layers => "layers",
+            Self::InterleavedPlanes => "pairs of interleaved planes",
         })
     }
 }
@@ -158,6 +161,17 @@ pub enum LayoutError {
         group: GroupId,
     },
 
+    /// A group holds blocks of no ordinal. `first` counts from 0 up to `step`, exclusive.
+    #[error("group {group}: holds ordinals that leave {first} when divided by {step}")]
+    Ordinals {
+        /// The group.
+        group: GroupId,
+        /// Ranks that blocks are dealt out to.
+        step: u32,
+        /// Remainder of the ordinals held.
+        first: u32,
+    },
+
     /// The name of a role is empty, too long or not printable ASCII. Rename it.
     #[error("pool {pool}, layer {layer}: a role's name must be 1 to {bytes_max} characters of printable ASCII")]
     RoleName {
@@ -198,7 +212,7 @@ pub enum LayoutError {
         slot_bytes: u64,
     },
 
-    /// Two rows of one group share bytes of a slot.
+    /// Two rows of one group share bytes of a slot, or interleave in a way that is not provably free of it.
     #[error("{row}: overlaps the {} row of layer {}", other.role, other.layer)]
     RowsOverlap {
         /// The row at the higher offset.
@@ -240,14 +254,14 @@ pub enum LayoutError {
         units_total: u32,
     },
 
-    /// The token count of a plane is not its group's.
-    #[error("{row}: plane {plane} has {tokens} tokens where its group has {group_tokens}")]
+    /// The cells of a plane do not divide a block evenly, or there are none.
+    #[error("{row}: plane {plane} has {tokens} cells for the {group_tokens} tokens of a slot")]
     Tokens {
         /// The row.
         row: RowName,
         /// Index of the plane in its row.
         plane: usize,
-        /// Tokens of the plane.
+        /// Places on the plane's token axis.
         tokens: u32,
         /// Tokens of a block of the group, 1 for state.
         group_tokens: u32,
@@ -313,6 +327,31 @@ pub enum LayoutError {
         tp_size: u32,
     },
 
+    /// Units that belong together do not make up all units. Correct the spec.
+    #[error("{role}: {units_total} units do not divide into {units_together} that belong together")]
+    UnitsTogether {
+        /// Role of the row.
+        role: Role,
+        /// Units of the model.
+        units_total: u32,
+        /// Units never split.
+        units_together: u32,
+    },
+
+    /// The cells of a plane do not fit its group: a block is not a multiple of the tokens that share a cell (choose another
+    /// block size), or the columns are none, differ between the planes of a row, or are given for a paged group.
+    #[error("{role}: cells of {tokens_per_cell} tokens in {columns} columns do not fit a slot of {tokens} tokens")]
+    Cells {
+        /// Role of the row.
+        role: Role,
+        /// Tokens of a slot.
+        tokens: u32,
+        /// Tokens that share a cell.
+        tokens_per_cell: u32,
+        /// Cells of a unit of state.
+        columns: u32,
+    },
+
     /// Elements of this type do not fill whole bytes, or too many bytes. Choose another type or size.
     #[error("{role}: {elements} elements of {dtype} are not a whole number of bytes below 2^64")]
     CellBytes {
@@ -331,9 +370,11 @@ pub enum LayoutError {
         role: Role,
     },
 
-    /// The model's cache is not stored as this type by any builder here: it would need rows for block scales.
-    #[error("no builder for a cache of {dtype}")]
+    /// No engine seen stores these rows as this type. Choose another, or describe the rows by hand.
+    #[error("{role}: no builder for a cache of {dtype}")]
     CacheDtype {
+        /// Role of the row.
+        role: Role,
         /// Type asked for.
         dtype: Dtype,
     },

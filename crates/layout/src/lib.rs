@@ -13,7 +13,7 @@
 //!     "index_head_dim": 128, "indexer_types": ["full", "full", "shared", "full"]
 //! }"#;
 //! let facts = ModelFacts::from_config(config)?;
-//! let options = TableOptions { tokens_per_block: 64, dtype: Dtype::Fp8E4m3, slot_count: 1000, mtp: false };
+//! let options = TableOptions::new(64, Dtype::Fp8E4m3, 1000);
 //!
 //! // The second of two pipeline stages has layers 2 and 3, and one indexer row.
 //! let cut: Cut = "pp2".parse()?;
@@ -25,13 +25,14 @@
 //! // The other side gets the same table from a hundred bytes or so, checked.
 //! let bytes = table.to_bytes();
 //! assert_eq!(PageTable::from_bytes(&bytes)?, table);
-//! # assert!(bytes.len() < 100);
+//! # assert!(bytes.len() < 120);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! The crate does no I/O, reads no clock and starts no thread.
 #![forbid(unsafe_code)]
 
+mod architectures;
 mod build;
 mod check;
 mod codec;
@@ -40,22 +41,31 @@ mod cut;
 mod digest;
 mod error;
 mod facts;
+mod families;
 mod indexer_mask;
+mod json;
+mod layer_kinds;
 mod mask;
 mod spec;
+mod stages;
+mod storage;
 mod strides;
 mod table;
+mod wire;
 
-pub use build::{TableOptions, block_major, build};
-pub use check::{Extent, GROUPS_MAX, LAYERS_MAX, PLANES_MAX, POOLS_MAX, ROLE_NAME_BYTES_MAX, ROWS_MAX};
+pub use build::{TableOptions, build};
+pub use check::{
+    Extent, GROUPS_MAX, INTERLEAVED_PLANES_MAX, LAYERS_MAX, PLANES_MAX, POOLS_MAX, ROLE_NAME_BYTES_MAX, ROWS_MAX,
+};
 pub use codec::{DecodeError, TABLE_BYTES_MAX};
 pub use config::ConfigError;
-pub use cut::{Cut, CutError, RANKS_MAX};
+pub use cut::{Coordinates, Cut, CutError, RANKS_MAX};
 pub use digest::Digest;
 pub use error::{Counted, LayoutError, RowName};
 pub use facts::ModelFacts;
 pub use mask::LayerMask;
 pub use spec::{GroupSpec, PlaneSpec, RankSpec, RowSpec, unit_share};
+pub use storage::{CellOrder, Pooling, Storage, block_major, lay_out};
 pub use table::{
-    Dtype, GroupId, GroupKind, Layer, LayerGroup, MemoryKind, PageTable, Plane, Pool, PoolId, Role, Row, Slot,
+    Dtype, GroupId, GroupKind, Layer, LayerGroup, MemoryKind, Ordinals, PageTable, Plane, Pool, PoolId, Role, Row, Slot,
 };

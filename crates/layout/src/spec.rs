@@ -6,13 +6,49 @@ use crate::error::LayoutError;
 use crate::mask::LayerMask;
 use crate::table::{Dtype, GroupKind, Layer, Role};
 
-/// One strided array of a row, as the whole model has it.
+/// One strided array of a row, as the whole model has it. Start from [`PlaneSpec::of`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlaneSpec {
     /// Units of the model. They are split over tensor-parallel ranks; a single one is on every rank.
     pub units_total: u32,
-    /// Bytes of one unit of one token.
+    /// How many neighbouring units are never split: the channels of a head, say. Divides `units_total`.
+    pub units_together: u32,
+    /// Bytes of one cell.
     pub cell_bytes: u64,
+    /// In paged groups, how many tokens share a cell. Divides the tokens of a block. 1 for state.
+    pub tokens_per_cell: u32,
+    /// In state groups, how many cells a unit has. 1 for paged groups.
+    pub columns: u32,
+}
+
+impl PlaneSpec {
+    /// `units_total` units, split one by one, with one cell for each token, or a single one in a state group.
+    pub fn of(units_total: u32, cell_bytes: u64) -> Self {
+        Self { units_total, units_together: 1, cell_bytes, tokens_per_cell: 1, columns: 1 }
+    }
+
+    /// Cells of a unit in a slot of a group of this kind; `None` if the plane is not one for it.
+    pub(crate) fn cells(&self, kind: GroupKind) -> Option<u32> {
+        match kind {
+            GroupKind::Paged { tokens_per_block, .. } => {
+                let even = self.columns == 1 && tokens_per_block.checked_rem(self.tokens_per_cell) == Some(0);
+                even.then(|| tokens_per_block / self.tokens_per_cell)
+            }
+            GroupKind::State => (self.tokens_per_cell == 1 && self.columns > 0).then_some(self.columns),
+        }
+    }
+
+    /// The units that tensor-parallel rank `tp_rank` of `tp_size` holds. `None` if there is no such rank, or if the units
+    /// do not go together evenly.
+    pub(crate) fn share(&self, tp_rank: u32, tp_size: u32) -> Option<Range<u32>> {
+        let together = self.units_together;
+        if self.units_total.checked_rem(together) != Some(0) {
+            return None;
+        }
+        let share = unit_share(self.units_total / together, tp_rank, tp_size)?;
+        // Saturates only past what `check` then finds outside of the model's units.
+        Some(share.start.saturating_mul(together)..share.end.saturating_mul(together))
+    }
 }
 
 /// One role of a model: which layers own a row of it, and what a row is made of.
@@ -42,11 +78,19 @@ impl RowSpec {
         elements: u32,
     ) -> Result<Self, LayoutError> {
         let cell_bytes = cell_bytes(&role, dtype, elements)?;
-        Ok(Self { role, dtype, owners, planes: vec![PlaneSpec { units_total, cell_bytes }] })
+        Ok(Self { role, dtype, owners, planes: vec![PlaneSpec::of(units_total, cell_bytes)] })
     }
 
-    /// A row of sparse-attention indexer keys: one key a token, all keys first, then for each token a 32-bit float for
-    /// every `quant_block` elements of its key.
+    /// The same row where `tokens_per_cell` tokens share each cell.
+    pub fn compressed(mut self, tokens_per_cell: u32) -> Self {
+        for plane in &mut self.planes {
+            plane.tokens_per_cell = tokens_per_cell;
+        }
+        self
+    }
+
+    /// A row of sparse-attention indexer keys: one key a token, all keys first, then for each token 4 B of scales for every
+    /// `quant_block` elements of its key: one 32-bit float, or for 4-bit keys four 8-bit exponents.
     ///
     /// # Errors
     ///
@@ -59,17 +103,19 @@ impl RowSpec {
         }
         let scales = head_dim.div_ceil(quant_block);
         let scale_bytes = cell_bytes(&role, Dtype::F32, scales)?;
-        let plane = |cell_bytes| PlaneSpec { units_total: 1, cell_bytes };
-        Ok(Self { role, dtype, owners, planes: vec![plane(key_bytes), plane(scale_bytes)] })
+        Ok(Self { role, dtype, owners, planes: vec![PlaneSpec::of(1, key_bytes), PlaneSpec::of(1, scale_bytes)] })
     }
 }
 
-/// One life cycle, and the pools that hold its rows.
+/// One life cycle, and the rows that live it, those that belong together listed together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupSpec {
     /// Paged or state.
     pub kind: GroupKind,
-    /// For each pool the roles that it holds. A pool none of whose roles the rank owns a row of does not come to be.
+    /// Slots of each pool.
+    pub slot_count: u32,
+    /// For each pool the roles that it holds. A pool none of whose roles the rank owns a row of does not come to be. Other
+    /// storage than block-major makes several pools of each: see [`crate::Pooling`].
     pub pools: Vec<Vec<RowSpec>>,
 }
 
@@ -84,8 +130,6 @@ pub struct RankSpec {
     pub tp_rank: u32,
     /// How many share its layers.
     pub tp_size: u32,
-    /// Slots of each pool.
-    pub slot_count: u32,
     /// Life cycles.
     pub groups: Vec<GroupSpec>,
 }
@@ -106,7 +150,7 @@ pub fn unit_share(units_total: u32, tp_rank: u32, tp_size: u32) -> Option<Range<
     Some(start..next.max(start.saturating_add(1)))
 }
 
-fn cell_bytes(role: &Role, dtype: Dtype, elements: u32) -> Result<u64, LayoutError> {
+pub(crate) fn cell_bytes(role: &Role, dtype: Dtype, elements: u32) -> Result<u64, LayoutError> {
     let elements = u64::from(elements);
     dtype.bytes_of(elements).ok_or_else(|| LayoutError::CellBytes { role: role.clone(), elements, dtype })
 }

@@ -42,6 +42,11 @@ impl Comb {
         Some(Self { offset: plane.offset, cell_bytes: plane.cell_bytes, axes })
     }
 
+    /// The same cells, counted from `base` bytes before. The caller knows that they stay inside a `u64`.
+    pub(crate) fn shifted(self, base: u64) -> Self {
+        Self { offset: self.offset.saturating_add(base), ..self }
+    }
+
     /// First byte after the last cell; `None` past `u64`.
     pub(crate) fn end(&self) -> Option<u64> {
         self.offset.checked_add(span(&self.axes, self.cell_bytes)?)

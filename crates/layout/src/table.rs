@@ -72,7 +72,8 @@ pub enum Role {
     ConvState,
     /// Recurrent (SSM, linear attention) state.
     SsmState,
-    /// Anything else, matched by its name.
+    /// Anything else, matched by its name. The builders use it for DeepSeek-V4: `compressed latent`, `compressor state`,
+    /// `indexer compressor state`.
     Named(String),
 }
 
@@ -95,10 +96,14 @@ pub enum Dtype {
     U8,
 }
 
-/// A strided array inside a row, over two axes: unit (heads, or another sharded unit) and token.
+/// A strided array inside a row, over two axes: unit (heads, channels, or another sharded unit) and token.
 ///
-/// The cell of unit `u` (of the whole model, inside `units`) and token `t` (of the block) is the `cell_bytes` bytes at
+/// The cell of unit `u` (of the whole model, inside `units`) and place `t` on the token axis is the `cell_bytes` bytes at
 /// `row.offset + offset + (u - units.start) * unit_stride + t * token_stride` of a slot.
+///
+/// In a paged group the token axis has one place a token of the block, or one for every few tokens where the model
+/// compresses them into one cell: see [`GroupKind::tokens_per_cell`]. State has no tokens; there the axis is whatever else
+/// a unit has several cells along, such as the columns of a convolution, and moves as a whole.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plane {
@@ -114,7 +119,7 @@ pub struct Plane {
     pub units: Range<u32>,
     /// Units of the whole model on this plane.
     pub units_total: u32,
-    /// Tokens a slot holds; 1 for state.
+    /// Places on the token axis: a divisor of the block's tokens, or for state any number.
     pub tokens: u32,
 }
 
@@ -138,6 +143,27 @@ pub struct Row {
     pub planes: Vec<Plane>,
 }
 
+/// Which blocks of a sequence a rank holds: those whose ordinal leaves `first` when divided by `step`.
+///
+/// Context-parallel ranks deal the blocks of a sequence out among themselves, block `o` to rank `o % cp_size`. Ordinals
+/// count all blocks of the sequence, those of other ranks included.
+///
+/// ```
+/// use kvferry_layout::Ordinals;
+///
+/// let second_of_four = Ordinals { step: 4, first: 1 };
+/// assert!(second_of_four.holds(5) && !second_of_four.holds(4));
+/// assert!(Ordinals::ALL.holds(4));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ordinals {
+    /// Ranks that the blocks are dealt out to; 1 for a rank that holds them all.
+    pub step: u32,
+    /// Ordinal of the first block that comes to this rank, below `step`.
+    pub first: u32,
+}
+
 /// Life cycle of a group: what one of its slots stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -148,6 +174,9 @@ pub enum GroupKind {
         tokens_per_block: u32,
         /// Sliding window in tokens; `None` keeps every token.
         window_tokens: Option<u32>,
+        /// Which blocks of a sequence this rank has slots for.
+        #[serde(default)]
+        ordinals: Ordinals,
     },
     /// One slot a request, no token axis.
     State,
@@ -169,6 +198,10 @@ pub struct LayerGroup {
 pub struct PageTable {
     /// Hidden layers of the model. A layer id at or past this is an MTP or draft layer, which one side may lack.
     pub hidden_layers: u32,
+    /// Data-parallel rank: tables of one instance with the same number here hold the same requests between them, tables
+    /// with another number hold other requests. 0 where an instance is not divided so.
+    #[serde(default)]
+    pub dp_rank: u32,
     /// Allocations.
     pub pools: Vec<Pool>,
     /// Life cycles.
@@ -267,30 +300,85 @@ impl Pool {
     }
 }
 
+impl Ordinals {
+    /// Every block.
+    pub const ALL: Self = Self { step: 1, first: 0 };
+
+    /// Whether the block with this ordinal is among them.
+    pub fn holds(self, ordinal: u64) -> bool {
+        ordinal.checked_rem(u64::from(self.step)) == Some(u64::from(self.first))
+    }
+}
+
+impl Default for Ordinals {
+    fn default() -> Self {
+        Self::ALL
+    }
+}
+
 impl GroupKind {
-    /// Tokens on the token axis of a row of this group: those of a block, or 1 for state.
+    /// A paged group of blocks of `tokens_per_block` tokens, all of them kept and held here.
+    pub const fn paged(tokens_per_block: u32) -> Self {
+        Self::Paged { tokens_per_block, window_tokens: None, ordinals: Ordinals::ALL }
+    }
+
+    /// A paged group that keeps the last `window_tokens` tokens.
+    pub const fn windowed(tokens_per_block: u32, window_tokens: u32) -> Self {
+        Self::Paged { tokens_per_block, window_tokens: Some(window_tokens), ordinals: Ordinals::ALL }
+    }
+
+    /// Tokens that a slot stands for: those of a block, or 1 for state.
     pub fn tokens(self) -> u32 {
         match self {
             Self::Paged { tokens_per_block, .. } => tokens_per_block,
             Self::State => 1,
         }
     }
+
+    /// Tokens that each cell of `plane` stands for: 1, or more where the model compresses several into one.
+    ///
+    /// `None` for state, which has no tokens, and for a plane whose cells do not divide a block of this group evenly.
+    pub fn tokens_per_cell(self, plane: &Plane) -> Option<u32> {
+        match self {
+            Self::Paged { tokens_per_block, .. } if tokens_per_block.checked_rem(plane.tokens) == Some(0) => {
+                Some(tokens_per_block / plane.tokens)
+            }
+            Self::Paged { .. } | Self::State => None,
+        }
+    }
+}
+
+impl Plane {
+    /// Bytes of all cells, without what may lie between them; `None` past `u64`.
+    pub fn cells_bytes(&self) -> Option<u64> {
+        let units = u64::from(self.units.end.saturating_sub(self.units.start));
+        self.cell_bytes.checked_mul(units)?.checked_mul(u64::from(self.tokens))
+    }
 }
 
 impl LayerGroup {
-    /// Bytes that one token takes in the rows of a paged group; 0 for state, which no token adds to.
+    /// Bytes of all cells of a slot, over all rows and pools: what moves when a block, or a request's state, moves.
     ///
     /// Padding between cells is not counted. Saturates, which no table that passed [`PageTable::check`] and fits in
     /// memory can reach.
-    pub fn bytes_per_token(&self) -> u64 {
-        if self.kind == GroupKind::State {
-            return 0;
-        }
+    pub fn bytes_per_slot(&self) -> u64 {
         self.rows
             .iter()
             .flat_map(|row| &row.planes)
-            .map(|plane| u64::from(plane.units.end.saturating_sub(plane.units.start)).saturating_mul(plane.cell_bytes))
+            .map(|plane| plane.cells_bytes().unwrap_or(u64::MAX))
             .fold(0, u64::saturating_add)
+    }
+
+    /// Bytes that one token takes in the rows of a paged group; 0 for state, which no token adds to.
+    ///
+    /// The share of one token in [`Self::bytes_per_slot`], rounded up: only compressed rows need rounding.
+    pub fn bytes_per_token(&self) -> u64 {
+        match self.kind {
+            GroupKind::State => 0,
+            GroupKind::Paged { tokens_per_block, .. } => {
+                self.bytes_per_slot().div_ceil(u64::from(tokens_per_block.max(1)))
+            }
+        }
     }
 }
 
@@ -335,6 +423,62 @@ impl PageTable {
     /// The layers that hold a row of `role` here.
     pub fn role_mask(&self, role: &Role) -> LayerMask {
         LayerMask::new(self.hidden_layers, self.rows().filter(|(_, row)| row.role == *role).map(|(_, row)| row.layer))
+    }
+
+    /// Makes a table of pools and rows that someone else laid out, and [checks](Self::check) it: for a framework that owns
+    /// the memory and says with its real strides where things are.
+    ///
+    /// ```
+    /// use kvferry_layout::*;
+    ///
+    /// // A tensor [2, slots, tokens, heads, head_dim] of 16-bit elements for keys and values of a layer, with the strides
+    /// // that the framework reports: here it keeps heads outside of tokens. Rank 1 of 2 has heads 4..8 of 8.
+    /// let address = 0x7f00_0000_0000;
+    /// let [slots, tokens, heads] = [1000, 16, 4];
+    /// let strides = [1000 * 8192, 8192, 128, 2048, 1].map(|elements| 2 * elements);
+    /// let [role_stride, slot_stride, token_stride, unit_stride, element_bytes] = strides;
+    ///
+    /// let row_bytes = slot_stride;
+    /// let pool = |nth| Pool {
+    ///     memory: MemoryKind::Cuda { device: 0 },
+    ///     base: address + nth * role_stride,
+    ///     slot_count: slots,
+    ///     slot_stride,
+    ///     slot_bytes: row_bytes,
+    /// };
+    /// let row = |role, pool| Row {
+    ///     layer: Layer(0),
+    ///     role,
+    ///     dtype: Dtype::Bf16,
+    ///     pool: PoolId(pool),
+    ///     offset: 0,
+    ///     bytes: row_bytes,
+    ///     planes: vec![Plane {
+    ///         offset: 0,
+    ///         cell_bytes: 128 * element_bytes,
+    ///         unit_stride,
+    ///         token_stride,
+    ///         units: 4..4 + heads,
+    ///         units_total: 8,
+    ///         tokens,
+    ///     }],
+    /// };
+    /// let rows = vec![row(Role::Key, 0), row(Role::Value, 1)];
+    /// let groups = vec![LayerGroup { kind: GroupKind::paged(tokens), rows }];
+    /// let table = PageTable::new(1, vec![pool(0), pool(1)], groups)?;
+    /// // Both pools lie in the one registration of the tensor.
+    /// let region = Extent { base: address, bytes: 2 * role_stride };
+    /// table.check_regions(&[region, region])?;
+    /// # Ok::<(), LayoutError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The first thing that is wrong.
+    pub fn new(hidden_layers: u32, pools: Vec<Pool>, groups: Vec<LayerGroup>) -> Result<Self, LayoutError> {
+        let table = Self { hidden_layers, dp_rank: 0, pools, groups };
+        table.check()?;
+        Ok(table)
     }
 
     /// Bytes that one token takes on this rank, over all paged groups. Saturates like [`LayerGroup::bytes_per_token`].

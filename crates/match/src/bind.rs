@@ -5,7 +5,9 @@ use std::ops::Range;
 use kvferry_layout::{Digest, GroupId, GroupKind, PoolId, Slot};
 
 use crate::block_map::BlockMap;
+use crate::chunk::Chunk;
 use crate::error::{BindError, Side};
+use crate::geometry::GroupSlots;
 use crate::plan::{Plan, SlotPair, begin_digest};
 use crate::slot_set::SlotSet;
 use crate::template::{Inner, Pairing, Template};
@@ -19,22 +21,38 @@ pub struct Expectation {
     pub digest: Digest,
 }
 
+/// How much moves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Amount {
+    /// As [`Plan::bytes`].
+    pub bytes: u64,
+    /// As [`Plan::pieces`].
+    pub pieces: u64,
+    /// As [`Plan::runs`].
+    pub runs: u64,
+}
+
 impl Template {
     /// What the source rank copies for a request.
     ///
     /// - `source`, `destination`: one block map for each group of the side's page table, in the table's order.
-    /// - `tokens`: what of the sequence is wanted. The overlap of a source block and a destination block is copied, whole,
-    ///   iff it shares a token with `tokens`; then both maps must have the block. All other blocks need not be there.
-    ///   State is copied whatever `tokens` is: it has no token axis.
+    /// - `chunk`: what of the request is wanted; a range of tokens is a whole request. See [`Chunk`] for which overlaps of a
+    ///   source block and a destination block move with it. Of those both maps must have the block. All other blocks need
+    ///   not be there.
     ///
     /// Blocks are paired by their ordinals; then the maps are asked for their slots. Cost: O(blocks).
     ///
     /// # Errors
     ///
     /// [`BindError`] names the side, group and block that are wrong.
-    pub fn bind(&self, source: &[BlockMap], destination: &[BlockMap], tokens: Range<u64>) -> Result<Plan, BindError> {
+    pub fn bind(
+        &self,
+        source: &[BlockMap],
+        destination: &[BlockMap],
+        chunk: impl Into<Chunk>,
+    ) -> Result<Plan, BindError> {
         let mut plan = Plan::default();
-        self.bind_into(source, destination, tokens, &mut plan)?;
+        self.bind_into(source, destination, chunk, &mut plan)?;
         Ok(plan)
     }
 
@@ -47,37 +65,39 @@ impl Template {
         &self,
         source: &[BlockMap],
         destination: &[BlockMap],
-        tokens: Range<u64>,
+        chunk: impl Into<Chunk>,
         plan: &mut Plan,
     ) -> Result<(), BindError> {
-        plan.reset(self, tokens.clone());
-        let bound = self.fill(source, destination, &tokens, plan);
+        plan.reset(self, chunk.into());
+        let bound = self.fill(source, destination, plan);
         if bound.is_err() {
-            plan.reset(self, 0..0);
+            plan.reset(self, Chunk::default());
         }
         bound
     }
 
-    fn fill(
-        &self,
-        source: &[BlockMap],
-        destination: &[BlockMap],
-        tokens: &Range<u64>,
-        plan: &mut Plan,
-    ) -> Result<(), BindError> {
-        let inner = &*self.inner;
-        count_maps(Side::Source, source, &inner.source.groups)?;
-        count_maps(Side::Destination, destination, &inner.destination.groups)?;
-        inner.check_distinct(destination, tokens, &mut plan.seen)?;
-        for (pairing, pairs) in inner.pairings.iter().zip(&mut plan.pairs) {
-            let (source, destination) = (Blocks::source(pairing, source), Blocks::destination(pairing, destination));
-            for period in pairing.phase.periods(tokens) {
+    fn fill(&self, source: &[BlockMap], destination: &[BlockMap], plan: &mut Plan) -> Result<(), BindError> {
+        let Plan { chunk, pairs, seen, .. } = plan;
+        check_end(chunk)?;
+        count_maps(Side::Source, source, &self.source.groups)?;
+        count_maps(Side::Destination, destination, &self.destination.groups)?;
+        self.check_distinct(destination, chunk, seen)?;
+        for (pairing, pairs) in self.inner.pairings.iter().zip(pairs) {
+            let source = self.source_blocks(pairing, source);
+            let destination = self.destination_blocks(pairing, destination);
+            let periods = pairing.phase.periods(chunk, pairing.window_tokens);
+            let ordinals = pairing.phase.ordinals(periods.start);
+            let (ours, theirs) = (source.map.from(ordinals.0), destination.map.from(ordinals.1));
+            let steps = (pairing.phase.source_step, pairing.phase.destination_step);
+            pair(every(ours, steps.0), every(theirs, steps.1), (source.bound.1, destination.bound.1), &periods, pairs);
+            // What is left has something wrong, which this finds.
+            for period in periods.skip(pairs.len()) {
                 let (source_ordinal, destination_ordinal) = pairing.phase.ordinals(period);
                 let source = source.slot(source_ordinal)?;
                 pairs.push(SlotPair { source, destination: destination.slot(destination_ordinal)? });
             }
         }
-        plan.bytes = inner.bytes(|pairing| plan.pairs[pairing].len() as u64)?;
+        plan.bytes = self.inner.bytes(|pairing| plan.pairs[pairing].len() as u64)?;
         Ok(())
     }
 
@@ -86,15 +106,16 @@ impl Template {
     /// # Errors
     ///
     /// As [`Self::bind`], of the destination's maps.
-    pub fn expectation(&self, destination: &[BlockMap], tokens: Range<u64>) -> Result<Expectation, BindError> {
-        let inner = &*self.inner;
-        count_maps(Side::Destination, destination, &inner.destination.groups)?;
-        inner.check_distinct(destination, &tokens, &mut SlotSet::default())?;
-        let mut transcript = begin_digest(self, &tokens);
+    pub fn expectation(&self, destination: &[BlockMap], chunk: impl Into<Chunk>) -> Result<Expectation, BindError> {
+        let (inner, chunk) = (&*self.inner, chunk.into());
+        check_end(&chunk)?;
+        count_maps(Side::Destination, destination, &self.destination.groups)?;
+        self.check_distinct(destination, &chunk, &mut SlotSet::default())?;
+        let mut transcript = begin_digest(self, &chunk);
         let mut counts = vec![0; inner.pairings.len()];
         for (pairing, count) in inner.pairings.iter().zip(&mut counts) {
-            let blocks = Blocks::destination(pairing, destination);
-            for period in pairing.phase.periods(&tokens) {
+            let blocks = self.destination_blocks(pairing, destination);
+            for period in pairing.phase.periods(&chunk, pairing.window_tokens) {
                 transcript.word(blocks.slot(pairing.phase.ordinals(period).1)?.0);
                 *count += 1;
             }
@@ -108,11 +129,33 @@ impl Template {
     /// # Errors
     ///
     /// As [`Self::expectation`].
-    pub fn expected_bytes(&self, destination: &[BlockMap], tokens: Range<u64>) -> Result<u64, BindError> {
-        self.expectation(destination, tokens).map(|expected| expected.bytes)
+    pub fn expected_bytes(&self, destination: &[BlockMap], chunk: impl Into<Chunk>) -> Result<u64, BindError> {
+        self.expectation(destination, chunk).map(|expected| expected.bytes)
     }
 
-    /// The tokens that the maps of both sides reach, in every paged group of the template. Holes are not looked at.
+    /// How much moves with `chunk`, if all blocks that it needs are there.
+    ///
+    /// # Errors
+    ///
+    /// [`BindError::PastEnd`], [`BindError::TooManyBytes`].
+    pub fn amount(&self, chunk: impl Into<Chunk>) -> Result<Amount, BindError> {
+        let chunk = chunk.into();
+        check_end(&chunk)?;
+        let mut amount = Amount::default();
+        for section in &self.inner.sections {
+            let periods = section.phase.periods(&chunk, section.window_tokens);
+            let pairs = periods.end - periods.start;
+            // Pieces and runs are at least a byte each.
+            let bytes = pairs.checked_mul(section.bytes_per_pair).and_then(|bytes| bytes.checked_add(amount.bytes));
+            amount.bytes = bytes.ok_or(BindError::TooManyBytes)?;
+            amount.pieces += pairs * section.pieces.len() as u64;
+            amount.runs += pairs * section.runs_per_pair;
+        }
+        Ok(amount)
+    }
+
+    /// The tokens that the maps of both sides reach, in every paged group of the template. Holes are not looked at, nor
+    /// where maps of groups with a window begin: what a window has left behind is not needed.
     pub fn common_tokens(&self, source: &[BlockMap], destination: &[BlockMap]) -> Range<u64> {
         let reach = |map: Option<&BlockMap>, kind: GroupKind| {
             let tokens = u64::from(kind.tokens());
@@ -120,25 +163,58 @@ impl Template {
         };
         let mut common = None::<Range<u64>>;
         let paged = self.inner.pairings.iter().filter(|pairing| pairing.phase.period_tokens > 0);
-        for Pairing { source_group, destination_group, .. } in paged {
-            let ours = reach(source.get(usize::from(source_group.0)), self.inner.source.kind(*source_group));
-            let theirs = reach(
-                destination.get(usize::from(destination_group.0)),
-                self.inner.destination.kind(*destination_group),
-            );
+        for Pairing { source_group, destination_group, window_tokens, .. } in paged {
+            let ours = reach(source.get(usize::from(source_group.0)), self.source.kind(*source_group));
+            let theirs =
+                reach(destination.get(usize::from(destination_group.0)), self.destination.kind(*destination_group));
             for reached in [ours, theirs] {
                 let so_far = common.unwrap_or(0..u64::MAX);
-                common = Some(so_far.start.max(reached.start)..so_far.end.min(reached.end));
+                let start = if window_tokens.is_some() { so_far.start } else { so_far.start.max(reached.start) };
+                common = Some(start..so_far.end.min(reached.end));
             }
         }
         common.filter(|tokens| !tokens.is_empty()).unwrap_or(0..0)
     }
+
+    /// `maps` has one map a group.
+    fn source_blocks<'a>(&self, pairing: &Pairing, maps: &'a [BlockMap]) -> Blocks<'a> {
+        let group = pairing.source_group;
+        let bound = self.source.group(group).bound;
+        Blocks { side: Side::Source, group, map: &maps[usize::from(group.0)], bound }
+    }
+
+    /// `maps` has one map a group.
+    fn destination_blocks<'a>(&self, pairing: &Pairing, maps: &'a [BlockMap]) -> Blocks<'a> {
+        let group = pairing.destination_group;
+        let bound = self.destination.group(group).bound;
+        Blocks { side: Side::Destination, group, map: &maps[usize::from(group.0)], bound }
+    }
+
+    /// That no slot is written for two blocks. Groups that this template does not write count too, where they share bytes
+    /// of the pool with one that it does: another source rank writes those.
+    fn check_distinct(&self, maps: &[BlockMap], chunk: &Chunk, seen: &mut SlotSet) -> Result<(), BindError> {
+        for set in &self.inner.rivals {
+            let blocks = set.iter().flat_map(|group| {
+                let (ordinals, step) = needed(self.destination.kind(*group), chunk);
+                maps[usize::from(group.0)].present(&ordinals, step).map(|(ordinal, slot)| (*group, ordinal, slot))
+            });
+            let Some(repeated) = seen.first_repeated(blocks.clone().map(|(.., slot)| slot.0)) else {
+                continue;
+            };
+            let named: Vec<_> = blocks.take(repeated + 1).collect();
+            let (group, ordinal, slot) = named[repeated];
+            let earlier = named.iter().position(|(.., other)| *other == slot).unwrap_or(repeated);
+            let (earlier_group, earlier_ordinal, _) = named[earlier];
+            return Err(BindError::SlotTwice { slot, group, ordinal, earlier_group, earlier_ordinal });
+        }
+        Ok(())
+    }
 }
 
 impl Plan {
-    fn reset(&mut self, template: &Template, tokens: Range<u64>) {
+    fn reset(&mut self, template: &Template, chunk: Chunk) {
         self.template = template.clone();
-        self.tokens = tokens;
+        self.chunk = chunk;
         self.bytes = 0;
         self.pairs.iter_mut().for_each(Vec::clear);
         let pairings = template.inner.pairings.len();
@@ -156,29 +232,49 @@ struct Blocks<'a> {
     bound: (PoolId, u32),
 }
 
-impl<'a> Blocks<'a> {
-    /// `maps` has one map a group.
-    fn source(pairing: &Pairing, maps: &'a [BlockMap]) -> Self {
-        let group = pairing.source_group;
-        Self { side: Side::Source, group, map: &maps[usize::from(group.0)], bound: pairing.source_bound }
-    }
-
-    /// `maps` has one map a group.
-    fn destination(pairing: &Pairing, maps: &'a [BlockMap]) -> Self {
-        let group = pairing.destination_group;
-        Self { side: Side::Destination, group, map: &maps[usize::from(group.0)], bound: pairing.destination_bound }
-    }
-
+impl Blocks<'_> {
     /// The slot of a block that is needed.
     fn slot(&self, ordinal: u64) -> Result<Slot, BindError> {
-        let Self { side, group, map, bound: (pool, slot_count) } = *self;
-        match map.entry(ordinal) {
-            Some(Some(slot)) if slot.0 < slot_count => Ok(slot),
-            Some(Some(slot)) => Err(BindError::SlotOutOfRange { side, group, ordinal, slot, pool, slot_count }),
-            Some(None) => Err(BindError::Hole { side, group, ordinal }),
-            None => Err(BindError::OutOfMap { side, group, ordinal, first: map.first(), end: map.end() }),
+        match self.map.entry(ordinal) {
+            Some(Some(slot)) if slot.0 < self.bound.1 => Ok(slot),
+            entry => Err(self.refuse(ordinal, entry)),
         }
     }
+
+    /// Why there is no such slot.
+    #[cold]
+    fn refuse(&self, ordinal: u64, entry: Option<Option<Slot>>) -> BindError {
+        let Self { side, group, map, bound: (pool, slot_count) } = *self;
+        match entry {
+            Some(Some(slot)) => BindError::SlotOutOfRange { side, group, ordinal, slot, pool, slot_count },
+            Some(None) => BindError::Hole { side, group, ordinal },
+            None => BindError::OutOfMap { side, group, ordinal, first: map.first(), end: map.end() },
+        }
+    }
+}
+
+/// Every `step`-th entry.
+fn every(entries: &[Option<Slot>], step: u64) -> impl Iterator<Item = Option<Slot>> {
+    entries.iter().copied().step_by(usize::try_from(step).unwrap_or(usize::MAX).max(1))
+}
+
+/// Pairs slots in order, as many as there are periods, until one of the two is a hole or not below its bound. Slower ways
+/// of looking at a block at a time are what binding would mostly be.
+fn pair(
+    source: impl Iterator<Item = Option<Slot>>,
+    destination: impl Iterator<Item = Option<Slot>>,
+    bounds: (u32, u32),
+    periods: &Range<u64>,
+    pairs: &mut Vec<SlotPair>,
+) {
+    let both = |(source, destination): (Option<Slot>, Option<Slot>)| {
+        let (source, destination) = (source?, destination?);
+        (source.0 < bounds.0 && destination.0 < bounds.1).then_some(SlotPair { source, destination })
+    };
+    let count = usize::try_from(periods.end - periods.start).unwrap_or(usize::MAX);
+    let paired = source.zip(destination).take(count);
+    pairs.reserve_exact(paired.size_hint().0);
+    pairs.extend(paired.map_while(both));
 }
 
 impl Inner {
@@ -187,41 +283,33 @@ impl Inner {
         let of_section = self.sections.iter().map(|section| pairs(section.pairing).checked_mul(section.bytes_per_pair));
         of_section.reduce(|sum, bytes| sum?.checked_add(bytes?)).unwrap_or(Some(0)).ok_or(BindError::TooManyBytes)
     }
-
-    /// That no slot is written for two blocks. Groups that this template does not write count too, where they share bytes
-    /// of the pool with one that it does: another source rank writes those.
-    fn check_distinct(&self, maps: &[BlockMap], tokens: &Range<u64>, seen: &mut SlotSet) -> Result<(), BindError> {
-        for set in &self.rivals {
-            let blocks = set.iter().flat_map(|group| {
-                let ordinals = ordinals(self.destination.kind(*group), tokens);
-                maps[usize::from(group.0)].present(&ordinals).map(|(ordinal, slot)| (*group, ordinal, slot))
-            });
-            let Some(repeated) = seen.first_repeated(blocks.clone().map(|(.., slot)| slot.0)) else {
-                continue;
-            };
-            let named: Vec<_> = blocks.take(repeated + 1).collect();
-            let (group, ordinal, slot) = named[repeated];
-            let earlier = named.iter().position(|(.., other)| *other == slot).unwrap_or(repeated);
-            let (earlier_group, earlier_ordinal, _) = named[earlier];
-            return Err(BindError::SlotTwice { slot, group, ordinal, earlier_group, earlier_ordinal });
-        }
-        Ok(())
-    }
 }
 
-/// Ordinals of the blocks that share a token with `tokens`.
-fn ordinals(kind: GroupKind, tokens: &Range<u64>) -> Range<u64> {
-    match kind {
-        GroupKind::State => 0..1,
-        GroupKind::Paged { .. } if tokens.is_empty() => 0..0,
-        GroupKind::Paged { tokens_per_block, .. } => {
-            let block = u64::from(tokens_per_block);
-            tokens.start / block..tokens.end.div_ceil(block)
-        }
+/// The blocks of a group that have a token which is needed: a range of ordinals, from one that the rank holds on, and how
+/// many of them there are to each that it holds.
+fn needed(kind: GroupKind, chunk: &Chunk) -> (Range<u64>, u32) {
+    let GroupKind::Paged { tokens_per_block, window_tokens, ordinals } = kind else {
+        return (0..u64::from(chunk.is_last()), 1);
+    };
+    let tokens = chunk.within(window_tokens);
+    if tokens.is_empty() {
+        return (0..0, 1);
     }
+    let block = u64::from(tokens_per_block);
+    let (first, step) = (tokens.start / block, u64::from(ordinals.step));
+    // The first at or past it that is dealt to this rank; past all tokens if that is past 64 bits.
+    let first = first.saturating_add((u64::from(ordinals.first) + step - first % step) % step);
+    (first..tokens.end.div_ceil(block).max(first), ordinals.step)
 }
 
-fn count_maps(side: Side, maps: &[BlockMap], groups: &[GroupKind]) -> Result<(), BindError> {
+fn check_end(chunk: &Chunk) -> Result<(), BindError> {
+    if chunk.tokens.end > chunk.request_tokens {
+        return Err(BindError::PastEnd { end: chunk.tokens.end, request_tokens: chunk.request_tokens });
+    }
+    Ok(())
+}
+
+fn count_maps(side: Side, maps: &[BlockMap], groups: &[GroupSlots]) -> Result<(), BindError> {
     if maps.len() == groups.len() {
         Ok(())
     } else {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use kvferry_layout::{Dtype, GroupKind, Row};
+use kvferry_layout::{Dtype, GroupKind, Plane, Row};
 
 /// What keeps two rows of the same layer and role from being copied into each other.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -38,6 +38,23 @@ pub enum Mismatch {
         /// The destination's.
         destination: u64,
     },
+    /// Cells of a plane stand for different numbers of tokens, or a plane of state has different numbers of cells a unit.
+    CellTokens {
+        /// The plane.
+        plane: usize,
+        /// The source's.
+        source: u32,
+        /// The destination's.
+        destination: u32,
+    },
+    /// The source keeps fewer of the last tokens than the destination needs; `None` keeps, or needs, all. A table that
+    /// names the model's window asks for no more than that, whatever its blocks could hold.
+    Window {
+        /// Tokens that the source keeps.
+        source_tokens: Option<u32>,
+        /// Tokens that the destination needs.
+        destination_tokens: Option<u32>,
+    },
     /// A plane is cut out of different numbers of units: the models differ.
     UnitsTotal {
         /// The plane.
@@ -62,7 +79,17 @@ impl Mismatch {
         if source.planes.len() != destination.planes.len() {
             return Some(Self::Planes { source: source.planes.len(), destination: destination.planes.len() });
         }
+        let (source_tokens, destination_tokens) = (window(source_kind), window(destination_kind));
+        if source_tokens.unwrap_or(u32::MAX) < destination_tokens.unwrap_or(u32::MAX) {
+            return Some(Self::Window { source_tokens, destination_tokens });
+        }
+        // Of state, whose cells stand for no tokens, the cells themselves are counted.
+        let cell_tokens = |kind: GroupKind, plane: &Plane| kind.tokens_per_cell(plane).unwrap_or(plane.tokens);
         source.planes.iter().zip(&destination.planes).enumerate().find_map(|(plane, (ours, theirs))| {
+            let (source, destination) = (cell_tokens(source_kind, ours), cell_tokens(destination_kind, theirs));
+            if source != destination {
+                return Some(Self::CellTokens { plane, source, destination });
+            }
             if ours.cell_bytes != theirs.cell_bytes {
                 let (source, destination) = (ours.cell_bytes, theirs.cell_bytes);
                 return Some(Self::CellBytes { plane, source, destination });
@@ -87,10 +114,25 @@ impl fmt::Display for Mismatch {
             Self::CellBytes { plane, source, destination } => {
                 write!(f, "bytes of a cell of plane {plane}: {source} against {destination}")
             }
+            Self::CellTokens { plane, source, destination } => {
+                write!(f, "tokens of a cell of plane {plane}: {source} against {destination}")
+            }
+            Self::Window { source_tokens, destination_tokens } => {
+                let name = |tokens: &Option<u32>| tokens.map_or("all".to_owned(), |tokens| tokens.to_string());
+                let (source, destination) = (name(source_tokens), name(destination_tokens));
+                write!(f, "window: {source} tokens kept, {destination} needed")
+            }
             Self::UnitsTotal { plane, source, destination } => {
                 write!(f, "units of plane {plane}: {source} against {destination}")
             }
         }
+    }
+}
+
+fn window(kind: GroupKind) -> Option<u32> {
+    match kind {
+        GroupKind::Paged { window_tokens, .. } => window_tokens,
+        GroupKind::State => None,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use kvferry_layout::{GroupId, Layer, LayerMask, PoolId, Role, Slot};
+use kvferry_layout::{GroupId, GroupKind, Layer, LayerMask, Ordinals, PoolId, Role, Slot};
 
 use crate::compatible::Mismatch;
 use crate::layers::LayerList;
@@ -26,26 +26,52 @@ impl fmt::Display for Side {
     }
 }
 
-/// Why a destination rank cannot be served by a source instance. Nothing may move between the two: fix their set-up.
+/// Why a destination instance cannot be served by a source instance. Nothing may move between the two: fix their set-up.
+///
+/// Of ranks with equal layout the first one is named.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MatchError {
     /// The two sides serve different models, or count hidden layers differently.
-    #[error("source rank {source_rank} has {source_layers} hidden layers, the destination {destination_layers}")]
+    #[error(
+        "source rank {source_rank} has {source_layers} hidden layers, destination rank {destination_rank} has \
+         {destination_layers}"
+    )]
     HiddenLayers {
         /// First source rank that differs.
         source_rank: u32,
         /// Its hidden layers.
         source_layers: u32,
-        /// Those of the destination rank.
+        /// The destination rank.
+        destination_rank: u32,
+        /// Its hidden layers.
         destination_layers: u32,
     },
 
+    /// The source ranks serve different requests between them. Give those of one data-parallel part.
+    #[error(
+        "source rank {source_rank} is of data-parallel part {dp_rank}, source rank {other_rank} of part {other_dp_rank}"
+    )]
+    SourceParts {
+        /// First source rank.
+        source_rank: u32,
+        /// Its part.
+        dp_rank: u32,
+        /// First source rank of another part.
+        other_rank: u32,
+        /// Its part.
+        other_dp_rank: u32,
+    },
+
     /// The same row is stored in ways between which bytes cannot be copied. Start one side with the other's settings.
-    #[error("{role} of layer {layer}: source rank {source_rank} and the destination differ in {mismatch}")]
+    #[error(
+        "{role} of layer {layer}: source rank {source_rank} and destination rank {destination_rank} differ in {mismatch}"
+    )]
     Incompatible {
         /// Source rank whose row differs.
         source_rank: u32,
+        /// Destination rank whose row it is compared with.
+        destination_rank: u32,
         /// Layer of the row.
         layer: Layer,
         /// Role of the row.
@@ -56,11 +82,13 @@ pub enum MatchError {
 
     /// Both sides hold the layer, but only one has a row of this role for it. Give both the same layer mask.
     #[error(
-        "{role} of layer {layer}: only the {} has it, though both hold the layer (of the destination rank's layers the \
-         source has {source_mask}, the destination {destination_mask})",
+        "{role} of layer {layer}: only the {} has it, though both hold the layer (of the layers of destination rank \
+         {destination_rank} the source has {source_mask}, the destination {destination_mask})",
         if *lacking == Side::Source { Side::Destination } else { Side::Source }
     )]
     MissingRole {
+        /// The destination rank.
+        destination_rank: u32,
         /// First layer where the two differ.
         layer: Layer,
         /// Role that one side lacks there.
@@ -74,8 +102,14 @@ pub enum MatchError {
     },
 
     /// No source rank holds these cells. Name every rank of the source instance, or mend its cut.
-    #[error("{role} of layers {layers}: no source rank holds units {}..{} of plane {plane}", units.start, units.end)]
+    #[error(
+        "{role} of layers {layers}: no source rank holds units {}..{} of plane {plane} for destination rank \
+         {destination_rank}",
+        units.start, units.end
+    )]
     Uncovered {
+        /// Destination rank that wants them.
+        destination_rank: u32,
         /// Role of the cells.
         role: Role,
         /// Every layer that lacks them.
@@ -85,6 +119,57 @@ pub enum MatchError {
         /// Units that nobody holds.
         units: Range<u32>,
     },
+
+    /// No source rank holds these blocks. Name every context-parallel rank of the source instance.
+    #[error(
+        "{role} of layer {layer}: no source rank holds block {} of every {}, of {block_tokens} tokens each, for destination \
+         rank {destination_rank}",
+        ordinals.first, ordinals.step
+    )]
+    UncoveredBlocks {
+        /// Destination rank that wants them.
+        destination_rank: u32,
+        /// Layer of the row.
+        layer: Layer,
+        /// Role of the row.
+        role: Role,
+        /// Tokens of a block of the source ranks that hold the other blocks.
+        block_tokens: u32,
+        /// Blocks that nobody holds.
+        ordinals: Ordinals,
+    },
+
+    /// Ranks of the source deal out the blocks of one row in different ways. Start them with the same settings.
+    #[error(
+        "{role} of layer {layer}: source ranks {source_rank} and {other_rank} deal out its blocks in different ways \
+         ({}, {})",
+        dealt(kind),
+        dealt(other_kind)
+    )]
+    DealtUnevenly {
+        /// Layer of the row.
+        layer: Layer,
+        /// Role of the row.
+        role: Role,
+        /// A source rank.
+        source_rank: u32,
+        /// Kind of its group.
+        kind: GroupKind,
+        /// Another one.
+        other_rank: u32,
+        /// Kind of its group.
+        other_kind: GroupKind,
+    },
+}
+
+/// How the blocks of a group are dealt out, in words.
+fn dealt(kind: &GroupKind) -> String {
+    match kind {
+        GroupKind::Paged { tokens_per_block, ordinals, .. } => {
+            format!("blocks of {tokens_per_block} tokens to {} ranks", ordinals.step)
+        }
+        GroupKind::State => "state".to_owned(),
+    }
 }
 
 /// Why there is no template for a pair of ranks.
@@ -193,6 +278,15 @@ pub enum BindError {
         earlier_group: GroupId,
         /// Its ordinal.
         earlier_ordinal: u64,
+    },
+
+    /// The chunk goes on past the end of its request. Give the tokens of the whole request as its end.
+    #[error("tokens up to {end} of a request of {request_tokens} tokens")]
+    PastEnd {
+        /// End of the chunk.
+        end: u64,
+        /// End of the request.
+        request_tokens: u64,
     },
 
     /// The bytes do not fit in 64 bits: the pools are not real memory. Refuse the tables.

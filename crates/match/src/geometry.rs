@@ -1,12 +1,19 @@
 //! What is kept of a page table once its rows are matched.
 
-use kvferry_layout::{GroupId, GroupKind, PageTable, Plane, PoolId, Row};
+use kvferry_layout::{GroupId, GroupKind, LayerGroup, PageTable, Plane, PoolId, Row};
 
-/// Kinds and pools of one rank: what pieces, which speak of slots, do not say.
+/// Groups and pools of one rank: what pieces, which speak of slots, do not say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Geometry {
-    pub(crate) groups: Vec<GroupKind>,
+    pub(crate) groups: Vec<GroupSlots>,
     pub(crate) pools: Vec<PoolSlots>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GroupSlots {
+    pub(crate) kind: GroupKind,
+    /// The smallest of the group's pools, in each of which a slot of the group has to be, and how many slots it has.
+    pub(crate) bound: (PoolId, u32),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +23,7 @@ pub(crate) struct PoolSlots {
 }
 
 /// Where an array of (unit, token) cells lies in a slot of one side: its first cell and the way to the others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Place {
     pub(crate) group: GroupId,
     pub(crate) pool: PoolId,
@@ -27,32 +34,29 @@ pub(crate) struct Place {
 
 impl Geometry {
     pub(crate) fn of(table: &PageTable) -> Self {
-        Self {
-            groups: table.groups.iter().map(|group| group.kind).collect(),
-            pools: table
-                .pools
-                .iter()
-                .map(|pool| PoolSlots { count: pool.slot_count, stride: pool.slot_stride })
-                .collect(),
-        }
+        let pools = table.pools.iter().map(|pool| PoolSlots { count: pool.slot_count, stride: pool.slot_stride });
+        let pools: Vec<PoolSlots> = pools.collect();
+        let bound = |group: &LayerGroup| {
+            let slots = group.rows.iter().map(|row| (pools[usize::from(row.pool.0)].count, row.pool)).min();
+            slots.map_or((PoolId(0), 0), |(count, pool)| (pool, count))
+        };
+        let groups = table.groups.iter().map(|group| GroupSlots { kind: group.kind, bound: bound(group) }).collect();
+        Self { groups, pools }
     }
-}
 
-impl Geometry {
+    /// `group` is one of the table's.
+    pub(crate) fn group(&self, group: GroupId) -> GroupSlots {
+        self.groups[usize::from(group.0)]
+    }
+
     /// `group` is one of the table's.
     pub(crate) fn kind(&self, group: GroupId) -> GroupKind {
-        self.groups[usize::from(group.0)]
+        self.group(group).kind
     }
 
     /// `pool` is one of the table's.
     pub(crate) fn pool(&self, pool: PoolId) -> PoolSlots {
         self.pools[usize::from(pool.0)]
-    }
-
-    /// Of some pools of the table the one with the fewest slots, and how many.
-    pub(crate) fn smallest(&self, pools: impl Iterator<Item = PoolId>) -> (PoolId, u32) {
-        let slots = pools.map(|pool| (self.pool(pool).count, pool)).min();
-        slots.map_or((PoolId(0), 0), |(count, pool)| (pool, count))
     }
 }
 

@@ -1,9 +1,8 @@
 //! A template bound to the block maps of one request.
 
-use std::ops::Range;
-
 use kvferry_layout::{Digest, PoolId, Slot};
 
+use crate::chunk::Chunk;
 use crate::piece::{Dim, Piece};
 use crate::slot_set::SlotSet;
 use crate::template::{Section, Template};
@@ -43,7 +42,7 @@ pub struct Plan {
     pub(crate) template: Template,
     /// By pairing of the template. May be longer than they are: the rest is kept for its memory, and empty.
     pub(crate) pairs: Vec<Vec<SlotPair>>,
-    pub(crate) tokens: Range<u64>,
+    pub(crate) chunk: Chunk,
     pub(crate) bytes: u64,
     pub(crate) seen: SlotSet,
 }
@@ -57,9 +56,9 @@ impl Plan {
         })
     }
 
-    /// Tokens that the plan was bound for.
-    pub fn tokens(&self) -> Range<u64> {
-        self.tokens.clone()
+    /// The part of the request that the plan was bound for.
+    pub fn chunk(&self) -> &Chunk {
+        &self.chunk
     }
 
     /// Bytes that are copied.
@@ -77,10 +76,10 @@ impl Plan {
         self.sections().map(|(section, pairs)| section.runs_per_pair * pairs.len() as u64).sum()
     }
 
-    /// Digest of the template, the tokens and the destination's slots. The source's slots are not in it, so that the
+    /// Digest of the template, the chunk and the destination's slots. The source's slots are not in it, so that the
     /// receiver, who does not know them, can say what it has to be: [`Template::expectation`].
     pub fn digest(&self) -> Digest {
-        let mut transcript = begin_digest(&self.template, &self.tokens);
+        let mut transcript = begin_digest(&self.template, &self.chunk);
         for pair in self.pairs.iter().flatten() {
             transcript.word(pair.destination.0);
         }
@@ -89,10 +88,10 @@ impl Plan {
 
     /// Calls `run` for every run, in no order that means anything.
     pub fn for_each_run(&self, mut run: impl FnMut(Run)) {
-        let Template { inner } = &self.template;
+        let Template { source, destination, .. } = &self.template;
         for (section, pairs) in self.sections() {
-            let source_stride = inner.source.pool(section.source_pool).stride;
-            let destination_stride = inner.destination.pool(section.destination_pool).stride;
+            let source_stride = source.pool(section.source_pool).stride;
+            let destination_stride = destination.pool(section.destination_pool).stride;
             for pair in pairs {
                 // Binding has checked that the slots are the pools', whose extents fit.
                 let source_slot = u64::from(pair.source.0) * source_stride;
@@ -132,10 +131,10 @@ impl Plan {
 }
 
 /// What [`Plan::digest`] begins with: all but the destination's slots.
-pub(crate) fn begin_digest(template: &Template, tokens: &Range<u64>) -> Transcript {
-    let mut transcript = Transcript::new("kvferry plan 1");
+pub(crate) fn begin_digest(template: &Template, chunk: &Chunk) -> Transcript {
+    let mut transcript = Transcript::new("kvferry plan 2");
     transcript.digest(template.digest());
-    transcript.words(&[tokens.start, tokens.end]);
+    transcript.words(&[chunk.tokens.start, chunk.tokens.end, chunk.request_tokens]);
     transcript
 }
 

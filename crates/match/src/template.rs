@@ -1,13 +1,13 @@
 //! What one source rank copies to one destination rank, for a pair of blocks of any request.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use kvferry_layout::{Digest, GroupId, GroupKind, Layer, PoolId, Role};
+use kvferry_layout::{Digest, GroupId, GroupKind, Ordinals, PoolId};
 
-use crate::assign::Part;
 use crate::error::TemplateError;
 use crate::geometry::Geometry;
+use crate::load::{Along, Load, Part};
 use crate::merge::{Tagged, merge};
 use crate::phase::{Phase, phase_count, phases};
 use crate::piece::{Dim, Piece};
@@ -21,15 +21,16 @@ const PIECES_MAX: u64 = 1 << 18;
 /// [`Self::bind`] joins it to block maps. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Template {
+    /// What is shared by ranks of equal layout.
     pub(crate) inner: Arc<Inner>,
+    pub(crate) source: Arc<Geometry>,
+    pub(crate) destination: Arc<Geometry>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) pairings: Vec<Pairing>,
     pub(crate) sections: Vec<Section>,
-    pub(crate) source: Arc<Geometry>,
-    pub(crate) destination: Arc<Geometry>,
     /// Destination groups, in sets of which a slot may be in one only. Only sets with a group that is written here.
     pub(crate) rivals: Vec<Vec<GroupId>>,
     digest: Digest,
@@ -41,9 +42,8 @@ pub(crate) struct Pairing {
     pub(crate) source_group: GroupId,
     pub(crate) destination_group: GroupId,
     pub(crate) phase: Phase,
-    /// The smallest of the pools that these slots are used in, per side.
-    pub(crate) source_bound: (PoolId, u32),
-    pub(crate) destination_bound: (PoolId, u32),
+    /// The last tokens of a request that the destination needs.
+    pub(crate) window_tokens: Option<u32>,
 }
 
 /// The part of a template that lies in one source pool and one destination pool, for one phase of two groups.
@@ -59,6 +59,8 @@ pub struct Section {
     pub destination_pool: PoolId,
     /// Which blocks are paired.
     pub phase: Phase,
+    /// The destination's window: of a request only the last so many tokens are needed. `None` needs all.
+    pub window_tokens: Option<u32>,
     /// What is copied for a pair of slots, ascending by destination. No two can be merged.
     pub pieces: Arc<[Piece]>,
     /// Bytes copied for a pair of slots.
@@ -70,59 +72,12 @@ pub struct Section {
 }
 
 impl Template {
-    /// `parts` are those of one source rank; `rows` are what they index.
-    pub(crate) fn new(
-        parts: &[Part],
-        rows: &[(Layer, Role)],
-        source: &Arc<Geometry>,
-        destination: &Arc<Geometry>,
-        rivals: &[Vec<GroupId>],
-    ) -> Result<Self, TemplateError> {
-        let mut arrays = BTreeMap::new();
-        let mut by_groups = BTreeMap::<_, Vec<(usize, &Part)>>::new();
-        for part in parts {
-            let count = arrays.len();
-            let tag = *arrays.entry((&rows[part.row].1, part.plane)).or_insert(count);
-            by_groups.entry((part.source.group, part.destination.group)).or_default().push((tag, part));
-        }
-        let mut inner = Inner {
-            rivals: rivals
-                .iter()
-                .filter(|set| by_groups.keys().any(|(_, destination)| set.contains(destination)))
-                .cloned()
-                .collect(),
-            source: Arc::clone(source),
-            destination: Arc::clone(destination),
-            ..Inner::default()
-        };
-        let mut pieces_left = PIECES_MAX;
-        for ((source_group, destination_group), parts) in by_groups {
-            match (source.kind(source_group), destination.kind(destination_group)) {
-                (
-                    GroupKind::Paged { tokens_per_block: source_tokens, .. },
-                    GroupKind::Paged { tokens_per_block: destination_tokens, .. },
-                ) => {
-                    let (phase_count, arrays) = (phase_count(source_tokens, destination_tokens), parts.len() as u64);
-                    pieces_left = phase_count
-                        .checked_mul(arrays)
-                        .and_then(|pieces| pieces_left.checked_sub(pieces))
-                        .ok_or(TemplateError::TooManyPieces {
-                            source_tokens,
-                            destination_tokens,
-                            phases: phase_count,
-                            arrays,
-                            pieces_max: PIECES_MAX,
-                        })?;
-                    for phase in phases(source_tokens, destination_tokens) {
-                        inner.add(&parts, phase, source_tokens, destination_tokens);
-                    }
-                }
-                // Rows are matched only if both are paged or both are state, which has one token.
-                _ => inner.add(&parts, Phase::STATE, 1, 1),
-            }
-        }
-        inner.digest = digest(&inner.sections);
-        Ok(Self { inner: Arc::new(inner) })
+    pub(crate) fn new(load: &Load, source: &Arc<Geometry>, destination: &Arc<Geometry>) -> Result<Self, TemplateError> {
+        Ok(Self::of(&Arc::new(Inner::new(load)?), source, destination))
+    }
+
+    pub(crate) fn of(inner: &Arc<Inner>, source: &Arc<Geometry>, destination: &Arc<Geometry>) -> Self {
+        Self { inner: Arc::clone(inner), source: Arc::clone(source), destination: Arc::clone(destination) }
     }
 
     /// What is copied, by pools and phases.
@@ -140,57 +95,122 @@ impl Template {
 /// A template of nothing.
 impl Default for Inner {
     fn default() -> Self {
-        Self {
-            pairings: Vec::new(),
-            sections: Vec::new(),
-            source: Arc::default(),
-            destination: Arc::default(),
-            rivals: Vec::new(),
-            digest: digest(&[]),
+        Self { pairings: Vec::new(), sections: Vec::new(), rivals: Vec::new(), digest: digest(&[]) }
+    }
+}
+
+/// One side of a pair of groups.
+#[derive(Clone, Copy)]
+struct Blocks {
+    group: GroupId,
+    tokens: u32,
+    ordinals: Ordinals,
+    window_tokens: Option<u32>,
+}
+
+impl Blocks {
+    /// `None` for state.
+    fn of(group: GroupId, kinds: &[GroupKind]) -> Option<Self> {
+        match kinds[usize::from(group.0)] {
+            GroupKind::Paged { tokens_per_block: tokens, window_tokens, ordinals } => {
+                Some(Self { group, tokens, ordinals, window_tokens })
+            }
+            GroupKind::State => None,
         }
+    }
+
+    /// Of state: one slot, taken as a block of one token.
+    fn state(group: GroupId) -> Self {
+        Self { group, tokens: 1, ordinals: Ordinals::ALL, window_tokens: None }
     }
 }
 
 impl Inner {
-    /// Adds one phase of a pair of groups: its pairing, and a section for each pair of pools.
-    fn add(&mut self, parts: &[(usize, &Part)], phase: Phase, source_tokens: u32, destination_tokens: u32) {
+    fn new(load: &Load) -> Result<Self, TemplateError> {
+        let mut arrays = BTreeMap::new();
+        let mut by_groups = BTreeMap::<_, Vec<(usize, &Part)>>::new();
+        for part in &load.parts {
+            let count = arrays.len();
+            let tag = *arrays.entry((&load.row(part).1, part.plane)).or_insert(count);
+            by_groups.entry((part.source.group, part.destination.group)).or_default().push((tag, part));
+        }
+        let written = |set: &&Vec<GroupId>| by_groups.keys().any(|(_, destination)| set.contains(destination));
+        let rivals = load.destination.rivals.iter().filter(written).cloned().collect();
+        let mut inner = Self { rivals, ..Self::default() };
+        let mut known = HashMap::new();
+        let mut pieces_left = PIECES_MAX;
+        for ((source, destination), parts) in &by_groups {
+            let blocks = (Blocks::of(*source, &load.source_kinds), Blocks::of(*destination, &load.destination.kinds));
+            // Rows are matched only if both are paged or both are state.
+            let (Some(source), Some(destination)) = blocks else {
+                let (source, destination) = (Blocks::state(*source), Blocks::state(*destination));
+                inner.add(parts, Phase::STATE, source, destination, &mut known);
+                continue;
+            };
+            let (phase_count, arrays) = (phase_count(source.tokens, destination.tokens), parts.len() as u64);
+            pieces_left = phase_count.checked_mul(arrays).and_then(|pieces| pieces_left.checked_sub(pieces)).ok_or(
+                TemplateError::TooManyPieces {
+                    source_tokens: source.tokens,
+                    destination_tokens: destination.tokens,
+                    phases: phase_count,
+                    arrays,
+                    pieces_max: PIECES_MAX,
+                },
+            )?;
+            let phases = phases(source.tokens, destination.tokens);
+            for phase in phases.filter_map(|phase| phase.dealt(source.ordinals, destination.ordinals)) {
+                inner.add(parts, phase, source, destination, &mut known);
+            }
+        }
+        inner.digest = digest(&inner.sections);
+        Ok(inner)
+    }
+
+    /// Adds one phase of a pair of groups: its pairing, and a section for each pair of pools. `known` are the lists of
+    /// pieces so far: where each layer has pools of its own, they mostly have the same ones.
+    fn add(
+        &mut self,
+        parts: &[(usize, &Part)],
+        phase: Phase,
+        source: Blocks,
+        destination: Blocks,
+        known: &mut HashMap<Vec<Piece>, Arc<[Piece]>>,
+    ) {
         let tokens = phase.tokens.end - phase.tokens.start;
-        // A block of the phase starts at or before the overlap.
-        let source_first = phase.tokens.start - phase.source_index * u64::from(source_tokens);
-        let destination_first = phase.tokens.start - phase.destination_index * u64::from(destination_tokens);
+        // Where the overlap starts in its blocks, which begin at or before it.
+        let source_first = phase.tokens.start - phase.source_index * u64::from(source.tokens);
+        let destination_first = phase.tokens.start - phase.destination_index * u64::from(destination.tokens);
         let mut by_pools = BTreeMap::<_, Vec<Tagged>>::new();
         for (tag, part) in parts {
-            let Part { source, destination, .. } = part;
+            let (ours, theirs) = (&part.source, &part.destination);
+            // Blocks are whole cells, and so are their overlaps.
+            let (cells, source_cell, destination_cell) = match part.along {
+                Along::Tokens(per_cell) => {
+                    let per_cell = u64::from(per_cell);
+                    (tokens / per_cell, source_first / per_cell, destination_first / per_cell)
+                }
+                Along::Cells(cells) => (u64::from(cells), 0, 0),
+            };
             // The cells are inside the slots of checked tables, and so are their offsets.
             let piece = Piece::new(
-                source.offset + source_first * source.token_stride,
-                destination.offset + destination_first * destination.token_stride,
+                ours.offset + source_cell * ours.token_stride,
+                theirs.offset + destination_cell * theirs.token_stride,
                 part.cell_bytes,
                 [
                     Dim {
                         count: part.units.len() as u64,
-                        source_stride: source.unit_stride,
-                        destination_stride: destination.unit_stride,
+                        source_stride: ours.unit_stride,
+                        destination_stride: theirs.unit_stride,
                     },
-                    Dim {
-                        count: tokens,
-                        source_stride: source.token_stride,
-                        destination_stride: destination.token_stride,
-                    },
+                    Dim { count: cells, source_stride: ours.token_stride, destination_stride: theirs.token_stride },
                 ],
             );
-            by_pools.entry((source.pool, destination.pool)).or_default().push((*tag, piece));
+            by_pools.entry((ours.pool, theirs.pool)).or_default().push((*tag, piece));
         }
-        let Some((_, part)) = parts.first() else { return };
-        let (source_group, destination_group) = (part.source.group, part.destination.group);
+        let (source_group, destination_group) = (source.group, destination.group);
+        let window_tokens = destination.window_tokens;
         let pairing = self.pairings.len();
-        self.pairings.push(Pairing {
-            source_group,
-            destination_group,
-            phase: phase.clone(),
-            source_bound: self.source.smallest(by_pools.keys().map(|(pool, _)| *pool)),
-            destination_bound: self.destination.smallest(by_pools.keys().map(|(_, pool)| *pool)),
-        });
+        self.pairings.push(Pairing { source_group, destination_group, phase: phase.clone(), window_tokens });
         for ((source_pool, destination_pool), pieces) in by_pools {
             let pieces = merge(pieces);
             self.sections.push(Section {
@@ -199,9 +219,10 @@ impl Inner {
                 destination_group,
                 destination_pool,
                 phase: phase.clone(),
+                window_tokens,
                 bytes_per_pair: pieces.iter().map(|piece| piece.runs() * piece.run_bytes).sum(),
                 runs_per_pair: pieces.iter().map(Piece::runs).sum(),
-                pieces: pieces.into(),
+                pieces: Arc::clone(known.entry(pieces).or_insert_with_key(|pieces| pieces.as_slice().into())),
                 pairing,
             });
         }
@@ -209,7 +230,7 @@ impl Inner {
 }
 
 fn digest(sections: &[Section]) -> Digest {
-    let mut transcript = Transcript::new("kvferry template 1");
+    let mut transcript = Transcript::new("kvferry template 2");
     for section in sections {
         let Phase { period_tokens, tokens, source_step, source_index, destination_step, destination_index } =
             &section.phase;
@@ -225,6 +246,8 @@ fn digest(sections: &[Section]) -> Digest {
             *source_index,
             *destination_step,
             *destination_index,
+            // A window is never 0 tokens.
+            section.window_tokens.map_or(0, u64::from),
             section.pieces.len() as u64,
         ]);
         for piece in section.pieces.iter() {

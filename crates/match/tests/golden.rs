@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use kvferry_layout::{
-    Dtype, GroupKind, Layer, LayerGroup, MemoryKind, PageTable, Plane, Pool, PoolId, Role, Row, Slot,
+    Dtype, GroupKind, Layer, LayerGroup, MemoryKind, Ordinals, PageTable, Plane, Pool, PoolId, Role, Row, Slot,
 };
-use kvferry_match::{BlockMap, assign};
+use kvferry_match::{BlockMap, Chunk, assign};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -57,7 +57,16 @@ struct BlockMapCase {
     block_tokens: [u32; 2],
     source: Blocks,
     destination: Blocks,
+    /// Of the group on both sides.
+    #[serde(default)]
+    window_tokens: Option<u32>,
+    /// Step and first ordinal of the blocks that the source rank and the destination rank hold.
+    #[serde(default)]
+    ordinals: Option<[(u32, u32); 2]>,
     common_tokens: [u64; 2],
+    /// First token, the token after the last, tokens of the request; the common tokens if there is none.
+    #[serde(default)]
+    chunk: Option<(u64, u64, u64)>,
     pairs: Vec<(u32, u32)>,
 }
 
@@ -73,7 +82,7 @@ impl Table {
         let pool = |slot_bytes| Pool {
             memory: MemoryKind::Host,
             base: 0,
-            slot_count: 64,
+            slot_count: 100,
             slot_stride: slot_bytes,
             slot_bytes,
         };
@@ -99,6 +108,7 @@ impl Table {
         };
         let table = PageTable {
             hidden_layers: 4,
+            dp_rank: 0,
             pools: self.slot_bytes.into_iter().map(pool).collect(),
             groups: vec![LayerGroup { kind, rows: self.rows.into_iter().map(row).collect() }],
         };
@@ -118,8 +128,9 @@ fn check_copies(file: &str) {
         let sources: Vec<PageTable> = sources.into_iter().map(Table::build).collect();
         let destinations: Vec<PageTable> = destinations.into_iter().map(Table::build).collect();
         let map = [BlockMap::dense(0, [Slot(0)])];
+        let assignments = assign((0..).zip(&sources), (0..).zip(&destinations)).expect("the instances match");
         for Copies { from, to, pieces, mut runs } in copies {
-            let assignment = assign(&sources, &destinations[to as usize], to).expect("the instances match");
+            let assignment = &assignments[to as usize];
             assert_eq!(assignment.sources().any(|rank| rank == from), !runs.is_empty(), "{name}: {from} to {to}");
             let Ok(template) = assignment.template(from) else { continue };
             assert_eq!(template.sections().iter().map(|section| section.pieces.len()).sum::<usize>(), pieces, "{name}");
@@ -158,27 +169,30 @@ fn conv_sections() {
 #[cfg_attr(miri, ignore = "reads files")]
 fn block_maps() {
     for case in read("block_maps.json") {
-        let BlockMapCase { name, block_tokens, source, destination, common_tokens, mut pairs } = case;
-        let [source_table, destination_table] = block_tokens.map(|tokens| {
+        let BlockMapCase { name, block_tokens, window_tokens, ordinals, common_tokens, mut pairs, .. } = case;
+        let ordinals = ordinals.unwrap_or([(1, 0); 2]).map(|(step, first)| Ordinals { step, first });
+        let table = |tokens_per_block: u32, ordinals| {
             let plane = (0, 1, 0, 1, 0, 1, 1);
-            let row = TableRow {
-                layer: 0,
-                role: Role::Latent,
-                pool: 0,
-                offset: 0,
-                bytes: tokens.into(),
-                planes: vec![plane],
-            };
-            let kind = GroupKind::Paged { tokens_per_block: tokens, window_tokens: None };
-            Table { kind, slot_bytes: vec![tokens.into()], rows: vec![row] }.build()
-        });
+            let bytes = u64::from(tokens_per_block);
+            let (role, planes) = (Role::Latent, vec![plane]);
+            let row = TableRow { layer: 0, role, pool: 0, offset: 0, bytes, planes };
+            let kind = GroupKind::Paged { tokens_per_block, window_tokens, ordinals };
+            Table { kind, slot_bytes: vec![bytes], rows: vec![row] }.build()
+        };
+        // All ranks of the source hold the blocks between them; rank 0 is the one looked at.
+        let [step, first] = [ordinals[0].step, ordinals[0].first];
+        let hands = (0..step).map(|hand| Ordinals { step, first: (first + hand) % step });
+        let sources: Vec<PageTable> = hands.map(|hand| table(block_tokens[0], hand)).collect();
+        let destination_table = table(block_tokens[1], ordinals[1]);
         let map = |blocks: Blocks| [BlockMap::dense(blocks.first, blocks.slots.into_iter().map(Slot))];
-        let (source, destination) = (map(source), map(destination));
-        let assignment = assign(&[source_table], &destination_table, 0).expect("the instances match");
-        let template = assignment.template(0).expect("rank 0 sends");
+        let (source, destination) = (map(case.source), map(case.destination));
+        let assignments = assign((0..).zip(&sources), [(0, &destination_table)]).expect("the instances match");
+        let template = assignments[0].template(0).expect("rank 0 sends");
         let tokens = template.common_tokens(&source, &destination);
         assert_eq!([tokens.start, tokens.end], common_tokens, "{name}");
-        let plan = template.bind(&source, &destination, tokens).expect("all blocks of the common tokens are there");
+        let chunk = case.chunk.map(|(start, end, request_tokens)| Chunk::new(start..end, request_tokens));
+        let chunk = chunk.unwrap_or(Chunk::from(tokens));
+        let plan = template.bind(&source, &destination, chunk).unwrap_or_else(|error| panic!("{name}: {error}"));
         let slots = plan.sections().flat_map(|(_, pairs)| pairs).map(|pair| (pair.source.0, pair.destination.0));
         let mut found: Vec<(u32, u32)> = slots.collect();
         found.sort_unstable();

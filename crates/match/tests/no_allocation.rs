@@ -18,7 +18,7 @@ const CONFIG: &str = r#"{
 fn tables(cut: &str, tokens_per_block: u32) -> Vec<PageTable> {
     let facts = ModelFacts::from_config(CONFIG).expect("a known model");
     let cut: Cut = cut.parse().expect("a cut");
-    let options = TableOptions { tokens_per_block, dtype: Dtype::Fp8E4m3, slot_count: 8192, mtp: false };
+    let options = TableOptions::new(tokens_per_block, Dtype::Fp8E4m3, 8192);
     (0..cut.rank_count()).map(|rank| build(&facts, &cut, rank, &options).expect("the cut fits")).collect()
 }
 
@@ -33,7 +33,8 @@ fn binding_again_allocates_nothing() {
     for (source_tokens, destination_tokens) in [(64, 64), (32, 64), (48, 64)] {
         let sources = tables("pp4", source_tokens);
         let destination = &tables("tp8", destination_tokens)[0];
-        let template = assign(&sources, destination, 0).expect("one model").template(2).expect("rank 2 sends");
+        let template =
+            assign((0..).zip(&sources), [(0, destination)]).expect("one model")[0].template(2).expect("rank 2 sends");
         let blocks = if cfg!(miri) { 12 } else { 2048 };
         let tokens = u64::from(blocks * destination_tokens);
         let source_blocks = u32::try_from(tokens.div_ceil(source_tokens.into())).expect("few blocks");

@@ -1,12 +1,14 @@
 //! What cannot be matched or bound, and what the errors say of it.
 
 use kvferry_layout::{
-    Dtype, GroupId, GroupKind, GroupSpec, Layer, LayerMask, PageTable, PoolId, RankSpec, Role, RowSpec, Slot,
+    Dtype, GroupId, GroupKind, GroupSpec, Layer, LayerMask, Ordinals, PageTable, PoolId, RankSpec, Role, RowSpec, Slot,
     block_major,
 };
-use kvferry_match::{BindError, BlockMap, MatchError, Mismatch, Plan, Side, Template, TemplateError, assign};
+use kvferry_match::{
+    Assignment, BindError, BlockMap, Chunk, MatchError, Mismatch, Plan, Side, Template, TemplateError, assign,
+};
 
-const PAGED: GroupKind = GroupKind::Paged { tokens_per_block: 16, window_tokens: None };
+const PAGED: GroupKind = GroupKind::paged(16);
 
 /// Four hidden layers, of which `layers` are here, keys of two heads, and an indexer on the layers of `mask`.
 fn table(layers: &[u32], mask: &[bool], (tp_rank, tp_size): (u32, u32)) -> PageTable {
@@ -18,8 +20,7 @@ fn table(layers: &[u32], mask: &[bool], (tp_rank, tp_size): (u32, u32)) -> PageT
         layers: layers.iter().copied().map(Layer).collect(),
         tp_rank,
         tp_size,
-        slot_count: 10,
-        groups: vec![GroupSpec { kind: PAGED, pools }],
+        groups: vec![GroupSpec { kind: PAGED, slot_count: 10, pools }],
     })
     .expect("a sound table")
 }
@@ -28,8 +29,12 @@ fn dense(layers: &[u32]) -> PageTable {
     table(layers, &[], (0, 1))
 }
 
+fn matched(sources: &[PageTable], destination: &PageTable) -> Result<Assignment, MatchError> {
+    assign((0..).zip(sources), [(5, destination)]).map(|mut assignments| assignments.remove(0))
+}
+
 fn refusal(sources: &[PageTable], destination: &PageTable) -> MatchError {
-    assign(sources, destination, 0).expect_err("these do not match")
+    matched(sources, destination).expect_err("these do not match")
 }
 
 fn maps(slots: &[u32]) -> [BlockMap; 1] {
@@ -38,15 +43,21 @@ fn maps(slots: &[u32]) -> [BlockMap; 1] {
 
 fn template() -> Template {
     let table = dense(&[0, 1, 2, 3]);
-    assign(std::slice::from_ref(&table), &table, 0).expect("equal tables").template(0).expect("rank 0 sends")
+    matched(std::slice::from_ref(&table), &table).expect("equal tables").template(0).expect("rank 0 sends")
 }
 
 #[test]
 fn layers_that_nobody_holds() {
     let error = refusal(&[dense(&[0, 1])], &dense(&[0, 1, 2, 3]));
-    assert_eq!(error.to_string(), "key of layers 2..4: no source rank holds units 0..2 of plane 0");
+    assert_eq!(
+        error.to_string(),
+        "key of layers 2..4: no source rank holds units 0..2 of plane 0 for destination rank 5"
+    );
     let error = refusal(&[dense(&[1]), dense(&[3])], &dense(&[0, 1, 2, 3]));
-    assert_eq!(error.to_string(), "key of layers 0, 2: no source rank holds units 0..2 of plane 0");
+    assert_eq!(
+        error.to_string(),
+        "key of layers 0, 2: no source rank holds units 0..2 of plane 0 for destination rank 5"
+    );
     assert!(matches!(refusal(&[], &dense(&[0])), MatchError::Uncovered { .. }));
 }
 
@@ -54,7 +65,10 @@ fn layers_that_nobody_holds() {
 fn units_that_nobody_holds() {
     let half = table(&[0, 1, 2, 3], &[], (0, 2));
     let error = refusal(&[half], &dense(&[1, 2]));
-    assert_eq!(error.to_string(), "key of layers 1..3: no source rank holds units 1..2 of plane 0");
+    assert_eq!(
+        error.to_string(),
+        "key of layers 1..3: no source rank holds units 1..2 of plane 0 for destination rank 5"
+    );
 }
 
 #[test]
@@ -67,17 +81,16 @@ fn masks_that_differ() {
     assert_eq!(
         error.to_string(),
         "indexer key of layer 2: only the destination has it, though both hold the layer \
-         (of the destination rank's layers the source has TFFF, the destination TFTF)"
+         (of the layers of destination rank 5 the source has TFFF, the destination TFTF)"
     );
     let error = refusal(&[table(&all, &more, (0, 1))], &table(&[2, 3], &less, (0, 1)));
     assert_eq!(
         error.to_string(),
         "indexer key of layer 2: only the source has it, though both hold the layer \
-         (of the destination rank's layers the source has FFTF, the destination FFFF)"
+         (of the layers of destination rank 5 the source has FFTF, the destination FFFF)"
     );
     // Where they differ, the destination rank has nothing.
-    let assignment =
-        assign(&[table(&all, &more, (0, 1))], &table(&[0, 1], &less, (0, 1)), 0).expect("masks agree there");
+    let assignment = matched(&[table(&all, &more, (0, 1))], &table(&[0, 1], &less, (0, 1))).expect("masks agree there");
     assert_eq!(assignment.rows(0), 3);
 }
 
@@ -85,9 +98,9 @@ fn masks_that_differ() {
 fn layers_past_the_hidden_ones_may_be_one_sided() {
     let with = dense(&[0, 1, 2, 3, 4]);
     let without = dense(&[0, 1, 2, 3]);
-    let assignment = assign(std::slice::from_ref(&without), &with, 0).expect("one-sided MTP is legal");
+    let assignment = matched(std::slice::from_ref(&without), &with).expect("one-sided MTP is legal");
     assert_eq!((assignment.one_sided(), assignment.rows(0)), (&[Layer(4)][..], 4));
-    let assignment = assign(std::slice::from_ref(&with), &without, 0).expect("one-sided MTP is legal");
+    let assignment = matched(std::slice::from_ref(&with), &without).expect("one-sided MTP is legal");
     assert_eq!((assignment.one_sided(), assignment.rows(0)), (&[][..], 4));
     // Held by both, it is a layer like the others.
     let error = refusal(&[with], &table(&[0, 1, 2, 3, 4], &[false, false, false, false, true], (0, 1)));
@@ -103,7 +116,7 @@ fn rows_that_differ() {
         theirs.check().expect("a sound table");
         assert_eq!(refusal(&[ours.clone(), theirs], &ours).to_string(), expected);
     };
-    let differ = "key of layer 2: source rank 1 and the destination differ in";
+    let differ = "key of layer 2: source rank 1 and destination rank 5 differ in";
     check(|table| table.groups[0].rows[2].dtype = Dtype::Bf16, &format!("{differ} element type: bf16 against f16"));
     check(
         |table| table.groups[0].rows[2].planes[0].cell_bytes = 7,
@@ -130,7 +143,98 @@ fn rows_that_differ() {
         },
         &format!("{differ} life cycle: state against paged"),
     );
-    check(|table| table.hidden_layers = 5, "source rank 1 has 5 hidden layers, the destination 4");
+    check(|table| table.hidden_layers = 5, "source rank 1 has 5 hidden layers, destination rank 5 has 4");
+}
+
+#[test]
+fn cells_and_windows_that_differ() {
+    let differ = "key of layer 2: source rank 0 and destination rank 5 differ in";
+    let check = |source: GroupKind, destination: GroupKind, expected: Option<&str>| {
+        let [source, destination] = [source, destination].map(|kind| {
+            let mut table = dense(&[2]);
+            table.groups[0].kind = kind;
+            table.check().expect("a sound table");
+            table
+        });
+        let error = matched(std::slice::from_ref(&source), &destination).err().map(|error| error.to_string());
+        assert_eq!(error, expected.map(|expected| format!("{differ} {expected}")));
+    };
+    // Sixteen cells a block either way, each of one token or of two.
+    check(GroupKind::paged(32), GroupKind::paged(16), Some("tokens of a cell of plane 0: 2 against 1"));
+    check(GroupKind::paged(32), GroupKind::paged(32), None);
+    let window = |tokens| GroupKind::windowed(16, tokens);
+    check(window(64), window(64), None);
+    check(window(64), window(65), Some("window: 64 tokens kept, 65 needed"));
+    check(window(64), PAGED, Some("window: 64 tokens kept, all needed"));
+    // Who keeps more can give less.
+    check(window(65), window(64), None);
+    check(PAGED, window(64), None);
+}
+
+#[test]
+fn blocks_that_nobody_holds() {
+    let hand = |tokens_per_block: u32, step: u32, first: u32| {
+        let mut table = dense(&[1]);
+        let (row, bytes) = (&mut table.groups[0].rows[0], u64::from(tokens_per_block) * 16);
+        (row.bytes, row.planes[0].tokens) = (bytes, tokens_per_block);
+        row.planes[0].unit_stride = bytes / 2;
+        (table.pools[0].slot_bytes, table.pools[0].slot_stride) = (bytes, bytes);
+        let ordinals = Ordinals { step, first };
+        table.groups[0].kind = GroupKind::Paged { tokens_per_block, window_tokens: None, ordinals };
+        table.check().expect("a sound table");
+        table
+    };
+    let sources = |deal: &[(u32, u32, u32)]| -> Vec<PageTable> {
+        deal.iter().map(|(tokens, step, first)| hand(*tokens, *step, *first)).collect()
+    };
+    let ranks = |deal: &[(u32, u32, u32)], destination: &PageTable| -> Vec<u32> {
+        matched(&sources(deal), destination).expect("all blocks are held").sources().collect()
+    };
+    let whole = hand(16, 1, 0);
+    assert_eq!(ranks(&[(16, 3, 0), (16, 3, 1), (16, 3, 2)], &whole), [0, 1, 2]);
+    assert_eq!(
+        refusal(&sources(&[(16, 3, 0), (16, 3, 2)]), &whole).to_string(),
+        "key of layer 1: no source rank holds block 1 of every 3, of 16 tokens each, for destination rank 5"
+    );
+    // Equal deals need only the rank of the same hand; so do blocks that are parts of its blocks.
+    assert_eq!(ranks(&[(16, 3, 0), (16, 3, 2)], &hand(16, 3, 2)), [1]);
+    assert_eq!(ranks(&[(8, 4, 0), (8, 4, 2), (8, 4, 3)], &hand(16, 2, 1)), [1, 2]);
+    // Two to three: every pair of hands meets.
+    assert_eq!(ranks(&[(16, 2, 0), (16, 2, 1)], &hand(16, 3, 1)), [0, 1]);
+    // Who holds all blocks can serve alone, and is left to.
+    assert_eq!(ranks(&[(16, 3, 0), (32, 1, 0), (16, 3, 1)], &whole), [1]);
+    let error = refusal(&sources(&[(16, 2, 0), (32, 2, 1)]), &whole);
+    assert_eq!(
+        error.to_string(),
+        "key of layer 1: source ranks 0 and 1 deal out its blocks in different ways (blocks of 16 tokens to 2 ranks, \
+         blocks of 32 tokens to 2 ranks)"
+    );
+}
+
+#[test]
+fn state_moves_with_the_last_chunk() {
+    let mut table = dense(&[0]);
+    let mut state = dense(&[1]);
+    state.groups[0].kind = GroupKind::State;
+    state.groups[0].rows[0].pool = PoolId(1);
+    table.pools.append(&mut state.pools);
+    table.groups.append(&mut state.groups);
+    table.check().expect("a sound table");
+    let template = matched(std::slice::from_ref(&table), &table).expect("equal tables").template(0).expect("sends");
+    let maps = |blocks: &[u32], state: &[u32]| [maps(blocks)[0].clone(), maps(state)[0].clone()];
+    let pairs = |source: &[BlockMap], destination: &[BlockMap], chunk| -> Result<Vec<usize>, BindError> {
+        Ok(template.bind(source, destination, chunk)?.sections().map(|(_, pairs)| pairs.len()).collect())
+    };
+    let (both, no_state) = (maps(&[0, 1, 2], &[7]), maps(&[0, 1, 2], &[]));
+    assert_eq!(pairs(&no_state, &no_state, Chunk::new(0..40, 48)), Ok(vec![2, 0]));
+    assert_eq!(pairs(&both, &both, Chunk::new(40..48, 48)), Ok(vec![1, 1]));
+    assert_eq!(pairs(&both, &both, Chunk::from(48..48)), Ok(vec![0, 1]));
+    let (side, group, ordinal) = (Side::Source, GroupId(1), 0);
+    let lacking = BindError::OutOfMap { side, group, ordinal, first: 0, end: 0 };
+    assert_eq!(pairs(&no_state, &both, Chunk::from(0..48)), Err(lacking));
+    let past = BindError::PastEnd { end: 49, request_tokens: 48 };
+    assert_eq!(pairs(&both, &both, Chunk::new(0..49, 48)), Err(past.clone()));
+    assert_eq!(template.amount(Chunk::new(0..49, 48)), Err(past));
 }
 
 #[test]
@@ -149,7 +253,7 @@ fn the_first_difference_is_named() {
 #[test]
 fn templates_that_are_not_made() {
     let tables = [dense(&[0, 1]), dense(&[2, 3])];
-    let assignment = assign(&tables, &tables[1], 5).expect("covered");
+    let assignment = matched(&tables, &tables[1]).expect("covered");
     let error = assignment.template(0).expect_err("rank 0 has none of the layers");
     assert_eq!(error, TemplateError::NotASource { source_rank: 0, destination_rank: 5 });
 
@@ -159,12 +263,12 @@ fn templates_that_are_not_made() {
         (plane.tokens, plane.unit_stride) = (tokens_per_block, u64::from(tokens_per_block) * 8);
         let bytes = u64::from(tokens_per_block) * 16;
         table.groups[0].rows[0].bytes = bytes;
-        table.groups[0].kind = GroupKind::Paged { tokens_per_block, window_tokens: None };
+        table.groups[0].kind = GroupKind::paged(tokens_per_block);
         (table.pools[0].slot_bytes, table.pools[0].slot_stride) = (bytes, bytes);
         table.check().expect("a sound table");
         table
     };
-    let assignment = assign(&[blocks(u32::MAX)], &blocks(u32::MAX - 1), 0).expect("the rows match");
+    let assignment = matched(&[blocks(u32::MAX)], &blocks(u32::MAX - 1)).expect("the rows match");
     let error = assignment.template(0).expect_err("8 billion phases");
     assert!(matches!(error, TemplateError::TooManyPieces { phases: 8_589_934_588, arrays: 1, .. }), "{error}");
     assignment_of_largest_blocks(&blocks(u32::MAX));
@@ -172,7 +276,7 @@ fn templates_that_are_not_made() {
 
 /// Equal blocks of any size have one phase.
 fn assignment_of_largest_blocks(table: &PageTable) {
-    let assignment = assign(std::slice::from_ref(table), table, 0).expect("equal tables");
+    let assignment = matched(std::slice::from_ref(table), table).expect("equal tables");
     let template = assignment.template(0).expect("one phase");
     assert_eq!(template.sections().len(), 1);
     assert_eq!(template.sections()[0].runs_per_pair, 1);
@@ -226,7 +330,7 @@ fn maps_that_do_not_fit() {
 fn the_smallest_pool_bounds_the_slots() {
     let mut table = table(&[0, 1], &[true, true], (0, 1));
     table.pools[1].slot_count = 4;
-    let template = assign(std::slice::from_ref(&table), &table, 0).expect("equal tables").template(0).expect("sends");
+    let template = matched(std::slice::from_ref(&table), &table).expect("equal tables").template(0).expect("sends");
     assert!(template.bind(&maps(&[3]), &maps(&[3]), 0..16).is_ok());
     let (side, group, slot, pool) = (Side::Source, GroupId(0), Slot(4), PoolId(1));
     let error = BindError::SlotOutOfRange { side, group, ordinal: 0, slot, pool, slot_count: 4 };
@@ -251,7 +355,7 @@ fn groups_that_share_a_pool_share_no_slot() {
     table.groups.append(&mut third.groups);
     table.check().expect("a sound table");
 
-    let template = assign(std::slice::from_ref(&table), &table, 0).expect("equal tables").template(0).expect("sends");
+    let template = matched(std::slice::from_ref(&table), &table).expect("equal tables").template(0).expect("sends");
     let maps = |slots: [&[u32]; 3]| slots.map(|slots| maps(slots)[0].clone());
     let apart = maps([&[0, 1], &[2, 3], &[0, 1]]);
     assert!(template.bind(&apart, &apart, 0..32).is_ok());
@@ -285,7 +389,7 @@ fn pools_larger_than_memory_do_not_overflow() {
     }
     table.check().expect("sound, if not real");
     assert!(bytes < stride);
-    let template = assign(std::slice::from_ref(&table), &table, 0).expect("equal tables").template(0).expect("sends");
+    let template = matched(std::slice::from_ref(&table), &table).expect("equal tables").template(0).expect("sends");
     assert!(template.bind(&maps(&[0]), &maps(&[3]), 0..16).is_ok());
     let all = maps(&[0, 1, 2, 3]);
     assert_eq!(template.bind(&all, &all, 0..64).map(|plan| plan.bytes()), Err(BindError::TooManyBytes));

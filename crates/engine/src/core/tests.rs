@@ -31,12 +31,12 @@ fn peer() -> Peer {
 
 fn make_peer() -> Peer {
     let key = RowSpec::single(Role::Key, Dtype::U8, LayerMask::all(1), 1, 64).unwrap();
-    let kind = GroupKind::Paged { tokens_per_block: 16, window_tokens: None };
-    let groups = vec![GroupSpec { kind, pools: vec![vec![key]] }];
+    let kind = GroupKind::paged(16);
+    let groups = vec![GroupSpec { kind, slot_count: 4, pools: vec![vec![key]] }];
     let layers = vec![Layer(0)];
-    let spec = RankSpec { hidden_layers: 1, layers, tp_rank: 0, tp_size: 1, slot_count: 4, groups };
+    let spec = RankSpec { hidden_layers: 1, layers, tp_rank: 0, tp_size: 1, groups };
     let table = block_major(&spec).unwrap();
-    let assignment = assign(std::slice::from_ref(&table), &table, 0).unwrap();
+    let assignment = &assign([(0, &table)], [(0, &table)]).unwrap()[0];
     Peer { rank: 0, rows: assignment.rows(0), template: assignment.template(0).unwrap() }
 }
 

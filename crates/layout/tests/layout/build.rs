@@ -2,13 +2,14 @@
 
 use kvferry_layout::{
     Cut, CutError, Dtype, GroupId, GroupKind, GroupSpec, Layer, LayerMask, LayoutError, MemoryKind, ModelFacts,
-    PageTable, Plane, PlaneSpec, Pool, PoolId, RankSpec, Role, Row, RowSpec, TableOptions, block_major, build,
+    Ordinals, PageTable, Plane, PlaneSpec, Pool, PoolId, RankSpec, Role, Row, RowSpec, TableOptions, block_major,
+    build,
 };
 
 use crate::tables::config_of;
 
 fn options() -> TableOptions {
-    TableOptions { tokens_per_block: 16, dtype: Dtype::Bf16, slot_count: 5, mtp: true }
+    TableOptions { mtp: true, ..TableOptions::new(16, Dtype::Bf16, 5) }
 }
 
 fn table_of(model: &str, cut: &str, rank: u32) -> PageTable {
@@ -24,7 +25,7 @@ fn keys_and_values_of_a_stage_and_shard() {
     let pool = Pool { memory: MemoryKind::Host, base: 0, slot_count: 5, slot_stride: slot_bytes, slot_bytes };
     assert_eq!((table.hidden_layers, table.pools, table.groups.len()), (32, vec![pool], 1));
     let group = &table.groups[0];
-    assert_eq!(group.kind, GroupKind::Paged { tokens_per_block: 16, window_tokens: None });
+    assert_eq!(group.kind, GroupKind::paged(16));
     let row = |layer: u32, role, offset| Row {
         layer: Layer(layer),
         role,
@@ -60,6 +61,33 @@ fn more_ranks_than_heads_are_replicas() {
     assert_eq!([units(0), units(1), units(2), units(15)], [0..1, 0..1, 1..2, 7..8]);
 }
 
+/// Ranks of another `dp_rank` differ in nothing else, and ranks of another `cp_rank` only in the blocks they hold.
+#[test]
+fn data_and_context_parallel_ranks() {
+    let plain = table_of("llama-3.1-8b", "tp2", 1);
+    let other_requests = table_of("llama-3.1-8b", "dp4tp2", 5);
+    assert_eq!((plain.dp_rank, other_requests.dp_rank), (0, 2));
+    assert_eq!(PageTable { dp_rank: 2, ..plain.clone() }, other_requests);
+    assert_eq!(plain.shape_digest(), other_requests.shape_digest());
+
+    let mut other_blocks = table_of("llama-3.1-8b", "cp4tp2", 5);
+    let kind = &mut other_blocks.groups[0].kind;
+    let GroupKind::Paged { ordinals, .. } = kind else { panic!("a paged group") };
+    assert_eq!(*ordinals, Ordinals { step: 4, first: 2 });
+    *ordinals = Ordinals::ALL;
+    assert_eq!(other_blocks, plain);
+}
+
+#[test]
+fn stages_by_lists_of_layers() {
+    let layers = |rank| {
+        let table = table_of("glm-5.2", "pp0..20,40..60+20..40,60..78", rank);
+        table.role_mask(&Role::Latent).owners().map(|Layer(layer)| layer).collect::<Vec<_>>()
+    };
+    assert_eq!(layers(0), (0..20).chain(40..60).collect::<Vec<_>>());
+    assert_eq!(layers(1), (20..40).chain(60..79).collect::<Vec<_>>());
+}
+
 #[test]
 fn latents_and_indexer_keys_are_the_same_on_every_rank_of_a_stage() {
     let table = table_of("deepseek-v3.2", "pp2tp4", 4);
@@ -89,7 +117,7 @@ fn mtp_layers_are_left_out_on_request() {
 /// Sections x, B and C of a convolution, each split by itself: 128, 128 and 256 B over two ranks.
 #[test]
 fn sections_of_a_state_row_are_split_one_by_one() {
-    let section = |units_total| PlaneSpec { units_total, cell_bytes: 2 };
+    let section = |units_total| PlaneSpec::of(units_total, 2);
     let conv = RowSpec {
         role: Role::ConvState,
         dtype: Dtype::Bf16,
@@ -101,8 +129,7 @@ fn sections_of_a_state_row_are_split_one_by_one() {
         layers: vec![Layer(0)],
         tp_rank: 1,
         tp_size: 2,
-        slot_count: 1,
-        groups: vec![GroupSpec { kind: GroupKind::State, pools: vec![vec![conv]] }],
+        groups: vec![GroupSpec { kind: GroupKind::State, slot_count: 1, pools: vec![vec![conv]] }],
     };
     let table = block_major(&spec).unwrap();
     let (_, row) = table.row(Layer(0), &Role::ConvState).unwrap();
@@ -118,9 +145,9 @@ fn a_group_without_rows_does_not_come_to_be() {
         layers: vec![Layer(0)],
         tp_rank: 0,
         tp_size: 1,
-        slot_count: 1,
         groups: vec![GroupSpec {
             kind: GroupKind::State,
+            slot_count: 1,
             pools: vec![vec![
                 RowSpec::single(Role::SsmState, Dtype::F32, LayerMask::new(2, [Layer(1)]), 1, 8).unwrap(),
             ]],
@@ -133,15 +160,13 @@ fn a_group_without_rows_does_not_come_to_be() {
 #[test]
 fn unusable_input_to_the_builders() {
     let facts = ModelFacts::from_config(&config_of("llama-3.1-8b")).unwrap();
-    let options = TableOptions { tokens_per_block: 64, dtype: Dtype::Bf16, slot_count: 4, mtp: true };
+    let options = TableOptions::new(64, Dtype::Bf16, 4);
     let with = |cut: &str, rank, options: TableOptions| {
         build(&facts, &cut.parse::<Cut>().unwrap(), rank, &options).unwrap_err()
     };
     assert_eq!(with("tp2", 2, options).to_string(), "rank 2 is not one of the 2 of tp2");
     let coverage = LayoutError::Cut(CutError::Coverage { covered: 31, hidden_layers: 32 });
     assert_eq!(with("pp16+15", 0, options), coverage);
-    let fp4 = TableOptions { dtype: Dtype::Fp4E2m1, ..options };
-    assert_eq!(with("tp2", 0, fp4).to_string(), "no builder for a cache of fp4_e2m1");
     let no_slots = TableOptions { slot_count: 0, ..options };
     assert!(matches!(with("tp2", 0, no_slots), LayoutError::EmptyPool { slot_count: 0, .. }));
     let no_tokens = TableOptions { tokens_per_block: 0, ..options };
@@ -151,15 +176,14 @@ fn unusable_input_to_the_builders() {
         role: Role::Key,
         dtype: Dtype::U8,
         owners: LayerMask::all(4),
-        planes: vec![PlaneSpec { cell_bytes, units_total }],
+        planes: vec![PlaneSpec::of(units_total, cell_bytes)],
     };
     let spec = |layers: &[u32], tp_rank, row| RankSpec {
         hidden_layers: 4,
         layers: layers.iter().copied().map(Layer).collect(),
         tp_rank,
         tp_size: 2,
-        slot_count: 1,
-        groups: vec![GroupSpec { kind: GroupKind::State, pools: vec![vec![row]] }],
+        groups: vec![GroupSpec { kind: GroupKind::State, slot_count: 1, pools: vec![vec![row]] }],
     };
     let refused = |spec: RankSpec| block_major(&spec).unwrap_err();
     assert_eq!(refused(spec(&[0, 2, 2], 0, row(8, 2))), LayoutError::LayerOrder { layer: Layer(2) });

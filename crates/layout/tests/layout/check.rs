@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 use kvferry_layout::{
-    Counted, Extent, GroupId, GroupKind, LAYERS_MAX, Layer, LayoutError, PLANES_MAX, PageTable, PoolId, ROWS_MAX, Role,
-    RowName, Slot,
+    Counted, Extent, GroupId, GroupKind, LAYERS_MAX, Layer, LayoutError, Ordinals, PLANES_MAX, PageTable, PoolId,
+    ROWS_MAX, Role, RowName, Slot,
 };
 use proptest::prelude::*;
 
@@ -56,14 +56,22 @@ fn a_pool_may_end_with_the_address_space() {
 #[test]
 fn spoilt_groups() {
     let no_tokens = |table: &mut PageTable| {
-        table.groups[0].kind = GroupKind::Paged { tokens_per_block: 0, window_tokens: None };
+        table.groups[0].kind = GroupKind::paged(0);
     };
     let no_window = |table: &mut PageTable| {
-        table.groups[0].kind = GroupKind::Paged { tokens_per_block: 4, window_tokens: Some(0) };
+        table.groups[0].kind = GroupKind::windowed(4, 0);
     };
     let expected = LayoutError::NoTokens { group: GroupId(0) };
     check(no_tokens, &expected, "group 0: a block or a window of 0 tokens");
     check(no_window, &expected, "group 0: a block or a window of 0 tokens");
+    for (step, first) in [(0, 0), (2, 2), (3, 7)] {
+        let dealt_out = |table: &mut PageTable| {
+            let ordinals = Ordinals { step, first };
+            table.groups[0].kind = GroupKind::Paged { tokens_per_block: 4, window_tokens: None, ordinals };
+        };
+        let message = format!("group 0: holds ordinals that leave {first} when divided by {step}");
+        check(dealt_out, &LayoutError::Ordinals { group: GroupId(0), step, first }, &message);
+    }
     check(|table| table.hidden_layers = 0, &LayoutError::NoLayers, "a model of 0 hidden layers");
 }
 
@@ -91,7 +99,7 @@ fn spoilt_rows() {
         "pool 0, layer 0, key: 32 B at 18446744073709551584 do not fit in a slot of 112 B",
     );
     check(
-        |table| table.groups[0].rows[0].bytes = 33,
+        |table| table.groups[0].rows[0].offset = 1,
         &LayoutError::RowsOverlap { row: RowName { role: Role::Value, ..key() }, other: key() },
         "pool 0, layer 0, value: overlaps the key row of layer 0",
     );
@@ -146,16 +154,13 @@ fn spoilt_planes() {
         &units(2..2),
         "pool 0, layer 0, key: plane 0 holds units 2..2 of 4",
     );
-    check(
-        |table| table.groups[0].rows[0].planes[0].tokens = 5,
-        &LayoutError::Tokens { row: row(), plane: 0, tokens: 5, group_tokens: 4 },
-        "pool 0, layer 0, key: plane 0 has 5 tokens where its group has 4",
-    );
-    check(
-        |table| table.groups[0].rows[0].planes[0].tokens = 3,
-        &LayoutError::Tokens { row: row(), plane: 0, tokens: 3, group_tokens: 4 },
-        "pool 0, layer 0, key: plane 0 has 3 tokens where its group has 4",
-    );
+    for tokens in [0, 3, 5, 8] {
+        check(
+            |table| table.groups[0].rows[0].planes[0].tokens = tokens,
+            &LayoutError::Tokens { row: row(), plane: 0, tokens, group_tokens: 4 },
+            &format!("pool 0, layer 0, key: plane 0 has {tokens} cells for the 4 tokens of a slot"),
+        );
+    }
     check(
         |table| table.groups[0].rows[0].planes[0].offset = 1,
         &LayoutError::PlaneOutsideRow { row: row(), plane: 0, row_bytes: 32 },
@@ -181,8 +186,8 @@ fn spoilt_planes() {
         "pool 0, layer 2, indexer key: planes 0 and 1 overlap",
     );
     let mut state = full_table();
-    state.groups[1].rows[0].planes[0].tokens = 2;
-    assert!(matches!(state.check(), Err(LayoutError::Tokens { tokens: 2, group_tokens: 1, .. })));
+    state.groups[1].rows[0].planes[0].tokens = 0;
+    assert!(matches!(state.check(), Err(LayoutError::Tokens { tokens: 0, group_tokens: 1, .. })));
 }
 
 #[test]
@@ -250,7 +255,15 @@ fn questions_about_what_is_not_there() {
     assert_eq!(message(table.group(GroupId(2)).unwrap_err()), "no group 2: the table has 2");
     assert_eq!(table.row(Layer(1), &Role::Named("gate".to_owned())).unwrap().0, GroupId(1));
     assert_eq!(table.role_mask(&Role::IndexerKey).to_string(), "FFT");
-    assert_eq!(table.bytes_per_token(), 2 * 4 + 2 * 4 + 8 + 4);
+    // Keys, values of two tokens a cell, indexer keys and scales.
+    assert_eq!(table.bytes_per_token(), 2 * 4 + 2 * 8 / 2 + 8 + 4);
+    assert_eq!(table.groups[0].bytes_per_slot(), 4 * 28);
+    assert_eq!((table.groups[1].bytes_per_token(), table.groups[1].bytes_per_slot()), (0, 2 * (2 * 2 + 3) + 64));
+    let [keys, values] = [0, 1].map(|row| &table.groups[0].rows[row].planes[0]);
+    let kind = table.groups[0].kind;
+    assert_eq!((kind.tokens_per_cell(keys), kind.tokens_per_cell(values)), (Some(1), Some(2)));
+    assert_eq!(GroupKind::State.tokens_per_cell(keys), None);
+    assert_eq!(GroupKind::paged(6).tokens_per_cell(keys), None);
 }
 
 #[test]
@@ -263,7 +276,7 @@ fn slots_of_a_pool() {
 
 /// Looks at every byte of every cell of a table of small sizes: each inside its row and slot, in no other cell of the
 /// same group, and in a slot that is inside the pool.
-fn sound_by_scan(table: &PageTable) -> bool {
+pub(crate) fn sound_by_scan(table: &PageTable) -> bool {
     let mut names = HashSet::new();
     for group in &table.groups {
         let mut taken = HashSet::new();

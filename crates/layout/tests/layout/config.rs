@@ -156,9 +156,23 @@ fn families() {
 fn unknown_models_and_missing_keys() {
     refused(
         &json!({ "model_type": "gpt2" }),
-        "unknown model_type \"gpt2\"; known are deepseek_v3, deepseek_v32, glm_moe_dsa, kimi_k2, llama, mistral, qwen2, \
-         qwen3, qwen3_moe",
+        "unknown model_type \"gpt2\"; known are deepseek_v32, deepseek_v3, kimi_k2, deepseek_v4, gemma3_text, gemma3, \
+         gemma4_text, gemma4, glm_moe_dsa, gpt_oss, kimi_k25, kimi_k3, kimi_linear, llama, minimax_m2, minimax_m3, \
+         minimax_m3_vl, mistral, nemotron_h, qwen2, qwen3, qwen3_moe, qwen3_next, qwen3_5_moe_text, qwen3_5_moe",
     );
+    let unknown = llama(json!({ "architectures": ["LlamaForCausalLMEagle3"] }));
+    refused(
+        &unknown,
+        "unknown architecture \"LlamaForCausalLMEagle3\"; known are DeepseekV32ForCausalLM, DeepseekV3ForCausalLM, \
+         DeepseekV4ForCausalLM, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, Gemma4ForCausalLM, \
+         Gemma4ForConditionalGeneration, GlmMoeDsaForCausalLM, GptOssForCausalLM, KimiK25ForConditionalGeneration, \
+         KimiK3ForConditionalGeneration, KimiLinearForCausalLM, LlamaForCausalLM, MiniMaxM2ForCausalLM, \
+         MiniMaxM3SparseForCausalLM, MiniMaxM3SparseForConditionalGeneration, MistralForCausalLM, NemotronHForCausalLM, \
+         Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, Qwen3NextForCausalLM, Qwen3_5MoeForCausalLM, \
+         Qwen3_5MoeForConditionalGeneration",
+    );
+    let Err(ConfigError::UnknownArchitecture { known, .. }) = facts(&unknown) else { panic!("refused above") };
+    assert!(known.into_iter().eq(ModelFacts::architectures()));
     refused(&json!({}), "config has no model_type");
     refused(&json!({ "model_type": 5 }), "config: model_type is not a string");
     let needed = ["num_hidden_layers", "kv_lora_rank", "qk_rope_head_dim", "index_head_dim"];
@@ -187,14 +201,14 @@ fn values_no_model_has() {
         &llama(json!({ "num_hidden_layers": 1_000_000_000 })),
         "config: num_hidden_layers is 1000000000, not in 1..=65536",
     );
-    refused(&llama(json!({ "num_key_value_heads": 0 })), "config: num_key_value_heads is 0, not in 1..=1048576");
+    refused(&llama(json!({ "num_key_value_heads": 0 })), "config: num_key_value_heads is 0, not in 1..=65535");
     refused(
         &llama(json!({ "num_key_value_heads": u64::MAX })),
-        "config: num_key_value_heads is 18446744073709551615, not in 1..=1048576",
+        "config: num_key_value_heads is 18446744073709551615, not in 1..=65535",
     );
     refused(&llama(json!({ "num_hidden_layers": 2.0 })), "config: num_hidden_layers is not a non-negative integer");
     refused(&llama(json!({ "num_hidden_layers": "2" })), "config: num_hidden_layers is not a non-negative integer");
-    refused(&llama(json!({ "num_attention_heads": 0 })), "config: num_attention_heads is 0, not in 1..=1048576");
+    refused(&llama(json!({ "num_attention_heads": 0 })), "config: num_attention_heads is 0, not in 1..=65535");
     refused(
         &llama(json!({ "num_attention_heads": 7 })),
         "config: hidden_size 64 is not a multiple of num_attention_heads 7",
@@ -204,14 +218,11 @@ fn values_no_model_has() {
         &small(json!({ "index_head_dim": 100 })),
         "config: index_head_dim 100 is not a multiple of the 128 elements of a scale",
     );
-    refused(
-        &llama(json!({ "sliding_window": 1024 })),
-        "config: sliding_window 1024 is in use, which no builder supports",
-    );
-    refused(
-        &llama(json!({ "layer_types": ["full_attention", "sliding_attention"] })),
-        "config: layer_types says \"sliding_attention\" for layer 1, only \"full_attention\" is supported",
-    );
-    refused(&llama(json!({ "use_sliding_window": 1 })), "config: use_sliding_window is not true or false");
-    assert!(facts(&llama(json!({ "sliding_window": 1024, "use_sliding_window": false }))).is_ok());
+    refused(&llama(json!({ "text_config": 5 })), "config: text_config is not an object");
+    for architectures in [json!("LlamaForCausalLM"), json!([5])] {
+        let config = llama(json!({ "architectures": architectures }));
+        refused(&config, "config: architectures is not a list of strings");
+    }
+    refused(&llama(json!({ "dtype": "int8" })), "config: dtype is \"int8\"; known are float32, float16, bfloat16");
+    refused(&llama(json!({ "torch_dtype": 16 })), "config: torch_dtype is not a string");
 }

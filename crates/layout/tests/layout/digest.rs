@@ -8,7 +8,7 @@ use crate::tables::{full_table, leaves, tables, with_leaf};
 /// Of a pool's fields only `slot_bytes` decides which bytes go where.
 fn decides_the_shape(leaf: &str) -> bool {
     let of_pool = leaf.starts_with("/pools");
-    !of_pool || leaf.ends_with("/slot_bytes")
+    leaf != "/dp_rank" && (!of_pool || leaf.ends_with("/slot_bytes"))
 }
 
 #[test]

@@ -16,7 +16,9 @@ pub(crate) struct CellByte {
     pub(crate) role: Role,
     pub(crate) plane: usize,
     pub(crate) unit: u32,
-    /// Of the sequence; 0 for state.
+    /// Ordinal of the block.
+    pub(crate) block: u64,
+    /// The first one of the cell, of the sequence; for state the place on the axis instead.
     pub(crate) token: u64,
     /// Of the cell.
     pub(crate) byte: u64,
@@ -56,8 +58,8 @@ pub(crate) struct Rank {
 }
 
 impl Rank {
-    /// An empty rank with slots for the blocks of `tokens` in shuffled order. Around them the maps have some more blocks
-    /// and holes.
+    /// An empty rank with slots for the blocks that are needed for `tokens`, the last ones of a request, in shuffled order.
+    /// Around and between them the maps have some more blocks and holes.
     pub(crate) fn new(table: PageTable, tokens: &Range<u64>, seed: u64) -> Self {
         let maps = (0_u64..)
             .zip(&table.groups)
@@ -69,6 +71,10 @@ impl Rank {
                 let needed = blocks(group.kind, tokens);
                 let first = needed.start - needed.start.min(seed % 3);
                 let entries = (first..needed.end + seed % 4).map(|ordinal| {
+                    if !holds(group.kind, ordinal) {
+                        // Some other rank's block. Whatever is said of it is not looked at.
+                        return (!(seed + ordinal).is_multiple_of(3)).then_some(Slot(u32::MAX - (ordinal % 2) as u32));
+                    }
                     let hole = !needed.contains(&ordinal) && (seed + ordinal).is_multiple_of(2);
                     slots.next().filter(|_| !hole)
                 });
@@ -87,9 +93,13 @@ impl Rank {
                 let pool = &self.table.pools[row.pool.0 as usize];
                 for (index, plane) in row.planes.iter().enumerate() {
                     let (layer, role) = (row.layer, row.role.clone());
-                    let mut cell = CellByte { layer, role, plane: index, unit: 0, token: 0, byte: 0 };
-                    for (entry, slot) in (0_u64..).zip(map.slots()) {
-                        let Some(slot) = slot else { continue };
+                    let mut cell = CellByte { layer, role, plane: index, unit: 0, block: 0, token: 0, byte: 0 };
+                    let cell_tokens = match group.kind {
+                        GroupKind::Paged { tokens_per_block, .. } => u64::from(tokens_per_block / plane.tokens),
+                        GroupKind::State => 1,
+                    };
+                    for (block, slot) in (map.first()..).zip(map.slots()) {
+                        let Some(slot) = slot.filter(|_| holds(group.kind, block)) else { continue };
                         for unit in plane.units.clone() {
                             for token in 0..u64::from(plane.tokens) {
                                 let first = u64::from(slot.0) * pool.slot_stride
@@ -97,9 +107,9 @@ impl Rank {
                                     + plane.offset
                                     + u64::from(unit - plane.units.start) * plane.unit_stride
                                     + token * plane.token_stride;
-                                let of_sequence = (map.first() + entry) * u64::from(plane.tokens) + token;
+                                let of_sequence = (block * u64::from(plane.tokens) + token) * cell_tokens;
                                 for byte in 0..plane.cell_bytes {
-                                    (cell.unit, cell.token, cell.byte) = (unit, of_sequence, byte);
+                                    (cell.unit, cell.block, cell.token, cell.byte) = (unit, block, of_sequence, byte);
                                     name(&cell, row.pool.0 as usize, (first + byte) as usize);
                                 }
                             }
@@ -123,7 +133,8 @@ impl Rank {
         self.table.groups.iter().find(|group| group.rows.iter().any(holds)).map(|group| group.kind)
     }
 
-    /// What the pools must be after `tokens` have come from `sources` to this rank while it was empty.
+    /// What the pools must be after `tokens`, the last ones of a request, have come from `sources` to this rank while it
+    /// was empty.
     pub(crate) fn expected(&self, sources: &[Rank], tokens: &Range<u64>) -> Vec<Vec<Option<Tag>>> {
         let mut pools: Vec<Vec<Option<Tag>>> = self.pools.iter().map(|pool| vec![None; pool.len()]).collect();
         let mut row = None;
@@ -137,16 +148,17 @@ impl Rank {
             let moved = match kinds {
                 (
                     Some(GroupKind::Paged { tokens_per_block: theirs, .. }),
-                    Some(GroupKind::Paged { tokens_per_block: ours, .. }),
+                    Some(GroupKind::Paged { tokens_per_block: ours, window_tokens, .. }),
                 ) => {
+                    let needed = window(tokens, window_tokens);
                     // The tokens that share both blocks with this one move together.
                     let (theirs, ours) = (u64::from(theirs), u64::from(ours));
                     let start = (cell.token / theirs * theirs).max(cell.token / ours * ours);
                     let end = ((cell.token / theirs + 1) * theirs).min((cell.token / ours + 1) * ours);
-                    (start..end).any(|token| tokens.contains(&token))
+                    (start..end).any(|token| needed.contains(&token))
                 }
                 // Of state there is one.
-                (Some(GroupKind::State), Some(GroupKind::State)) => cell.token == 0,
+                (Some(GroupKind::State), Some(GroupKind::State)) => cell.block == 0,
                 _ => false,
             };
             if moved {
@@ -157,15 +169,29 @@ impl Rank {
     }
 }
 
-/// The blocks of `tokens`, of a kind of group.
+/// The blocks of which `tokens`, the last ones of a request, need some token, of a kind of group.
 fn blocks(kind: GroupKind, tokens: &Range<u64>) -> Range<u64> {
     match kind {
-        GroupKind::Paged { tokens_per_block, .. } => {
-            let block = u64::from(tokens_per_block);
+        GroupKind::Paged { tokens_per_block, window_tokens, .. } => {
+            let (block, tokens) = (u64::from(tokens_per_block), window(tokens, window_tokens));
             let touched = |ordinal: &u64| (ordinal * block..(ordinal + 1) * block).any(|token| tokens.contains(&token));
             let first = (0..=tokens.end).find(touched).unwrap_or(0);
             first..first + (first..=tokens.end).take_while(touched).count() as u64
         }
         GroupKind::State => 0..1,
+    }
+}
+
+/// Those of the tokens that are within a window of the last one.
+fn window(tokens: &Range<u64>, window_tokens: Option<u32>) -> Range<u64> {
+    let left_behind = window_tokens.map_or(0, |window_tokens| tokens.end.saturating_sub(window_tokens.into()));
+    tokens.start.max(left_behind)..tokens.end
+}
+
+/// Whether blocks of this ordinal are dealt to a rank.
+fn holds(kind: GroupKind, ordinal: u64) -> bool {
+    match kind {
+        GroupKind::Paged { ordinals, .. } => ordinal % u64::from(ordinals.step) == u64::from(ordinals.first),
+        GroupKind::State => true,
     }
 }

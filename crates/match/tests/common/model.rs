@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use kvferry_layout::{Dtype, GroupKind, Layer, LayerGroup, MemoryKind, PageTable, Plane, Pool, PoolId, Role, Row};
+use kvferry_layout::{
+    Dtype, GroupKind, Layer, LayerGroup, MemoryKind, Ordinals, PageTable, Plane, Pool, PoolId, Role, Row,
+};
 use proptest::prelude::*;
 
 /// What a model keeps for a layer.
@@ -12,8 +14,14 @@ pub(crate) struct Model {
     pub(crate) attention: Attention,
     /// Which layers own an indexer row, if the model has them.
     pub(crate) indexer: Option<Vec<bool>>,
+    /// Tokens that each indexer cell stands for.
+    pub(crate) indexer_cell_tokens: u32,
+    /// Layers of even number keep only so many of the last tokens.
+    pub(crate) window_tokens: Option<u32>,
     /// Units of the three sections of the conv state and of the ssm state, kept by the layers of odd number.
     pub(crate) state: Option<[u32; 4]>,
+    /// Cells of a unit of conv state.
+    pub(crate) conv_columns: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -27,12 +35,14 @@ pub(crate) enum Attention {
 pub(crate) struct Instance {
     /// Layers of the stages but the last, which has the rest. Stages may be empty.
     pub(crate) stages: Vec<u32>,
+    /// Ranks that the blocks of a sequence are dealt out to.
+    pub(crate) cp_size: u32,
     pub(crate) tp_size: u32,
     /// Ranks hold one unit more than their share, where there is one: they are replicas in part.
     pub(crate) wide: bool,
     pub(crate) mtp: bool,
     pub(crate) block_tokens: u32,
-    /// Block size of the indexer rows, if they are a group of their own.
+    /// Cells of a block of the indexer rows, if they are a group of their own.
     pub(crate) indexer_block_tokens: Option<u32>,
     pub(crate) storage: Storage,
 }
@@ -74,6 +84,8 @@ struct Kept {
     pool: u32,
     /// Units of the model, units held here, bytes of a cell.
     planes: Vec<(u32, Range<u32>, u64)>,
+    /// Cells along the token axis.
+    cells: u32,
 }
 
 /// Most tokens of a request.
@@ -85,19 +97,25 @@ pub(crate) const SLOTS_SPARE: u32 = 8;
 impl Model {
     pub(crate) fn tables(&self, instance: &Instance) -> Vec<PageTable> {
         let pp_size = instance.stages.len() as u32 + 1;
-        (0..pp_size * instance.tp_size)
-            .map(|rank| self.table(instance, rank / instance.tp_size, rank % instance.tp_size))
+        let (cp_size, tp_size) = (instance.cp_size, instance.tp_size);
+        (0..pp_size * cp_size * tp_size)
+            .map(|rank| self.table(instance, rank / tp_size / cp_size, rank / tp_size % cp_size, rank % tp_size))
             .collect()
     }
 
-    fn table(&self, instance: &Instance, stage: u32, tp_rank: u32) -> PageTable {
+    fn table(&self, instance: &Instance, stage: u32, cp_rank: u32, tp_rank: u32) -> PageTable {
+        let ordinals = Ordinals { step: instance.cp_size, first: cp_rank };
+        let paged = |tokens_per_block, window_tokens| GroupKind::Paged { tokens_per_block, window_tokens, ordinals };
+        let indexer_cells = instance.indexer_block_tokens.unwrap_or(instance.block_tokens);
         let kinds = [
-            GroupKind::Paged { tokens_per_block: instance.block_tokens, window_tokens: None },
-            GroupKind::Paged { tokens_per_block: instance.indexer_block_tokens.unwrap_or(1), window_tokens: None },
+            paged(instance.block_tokens, None),
+            paged(indexer_cells * self.indexer_cell_tokens, None),
             GroupKind::State,
+            paged(instance.block_tokens, self.window_tokens),
         ];
         let mut table = PageTable {
             hidden_layers: self.hidden_layers,
+            dp_rank: 0,
             pools: Vec::new(),
             groups: kinds.map(|kind| LayerGroup { kind, rows: Vec::new() }).into(),
         };
@@ -114,8 +132,7 @@ impl Model {
                 pools.len() - 1
             });
             let (.., cursor) = &mut pools[index];
-            let tokens = kinds[kept.group].tokens();
-            let row = instance.storage.row(kept, PoolId(index as u16), *cursor, tokens);
+            let row = instance.storage.row(kept, PoolId(index as u16), *cursor);
             *cursor = row.1.offset + row.1.bytes + instance.storage.row_padding;
             table.groups[row.0].rows.push(row.1);
         }
@@ -147,24 +164,28 @@ impl Model {
             (units, start..(end + u32::from(instance.wide)).min(units))
         };
         let sharded = |units: u32, bytes: u64| (share(units).0, share(units).1, bytes);
-        let row = |role, group, pool, planes| Kept { layer, role, group, pool, planes };
+        let window = if self.window_tokens.is_some() && layer.0.is_multiple_of(2) { 3 } else { 0 };
+        let cells = |group| if group == 2 { 1 } else { instance.block_tokens };
+        let row = |role, group, pool, planes| Kept { layer, role, group, pool, planes, cells: cells(group) };
         let mut rows = match self.attention {
             Attention::Grouped { heads, key_bytes, value_bytes } => vec![
-                row(Role::Key, 0, 0, vec![sharded(heads, key_bytes)]),
-                row(Role::Value, 0, 0, vec![sharded(heads, value_bytes)]),
+                row(Role::Key, window, 0, vec![sharded(heads, key_bytes)]),
+                row(Role::Value, window, 0, vec![sharded(heads, value_bytes)]),
             ],
-            Attention::Latent { bytes } => vec![row(Role::Latent, 0, 0, vec![(1, 0..1, bytes)])],
+            Attention::Latent { bytes } => vec![row(Role::Latent, window, 0, vec![(1, 0..1, bytes)])],
         };
         if let Some(owners) = &self.indexer
             && owners.get(layer.0 as usize).copied().unwrap_or(true)
         {
-            let group = usize::from(instance.indexer_block_tokens.is_some());
-            rows.push(row(Role::IndexerKey, group, 1, vec![(1, 0..1, 3), (1, 0..1, 1)]));
+            let group = usize::from(instance.indexer_block_tokens.is_some() || self.indexer_cell_tokens > 1);
+            let cells = instance.indexer_block_tokens.unwrap_or(instance.block_tokens);
+            rows.push(Kept { cells, ..row(Role::IndexerKey, group, 1, vec![(1, 0..1, 3), (1, 0..1, 1)]) });
         }
         if let Some([x, b, c, heads]) = self.state
             && layer.0 % 2 == 1
         {
-            rows.push(row(Role::ConvState, 2, 0, vec![sharded(x, 2), sharded(b, 2), sharded(c, 1)]));
+            let conv = row(Role::ConvState, 2, 0, vec![sharded(x, 2), sharded(b, 2), sharded(c, 1)]);
+            rows.push(Kept { cells: self.conv_columns, ..conv });
             rows.push(row(Role::SsmState, 2, 0, vec![sharded(heads, 5)]));
         }
         rows
@@ -173,8 +194,8 @@ impl Model {
 
 impl Storage {
     /// The row with its group, at `offset` of a slot of `pool`.
-    fn row(&self, kept: Kept, pool: PoolId, offset: u64, tokens: u32) -> (usize, Row) {
-        let Kept { layer, role, group, planes, .. } = kept;
+    fn row(&self, kept: Kept, pool: PoolId, offset: u64) -> (usize, Row) {
+        let Kept { layer, role, group, planes, cells: tokens, .. } = kept;
         let interleaved = self.interleaved && planes.iter().all(|(_, units, _)| units.len() == 1);
         let line: u64 = planes.iter().map(|(.., bytes)| bytes + self.cell_padding).sum();
         let mut cursor = 0;
@@ -221,12 +242,20 @@ pub(crate) fn model() -> impl Strategy<Value = Model> {
         ];
         let indexer = proptest::option::of(proptest::collection::vec(any::<bool>(), hidden_layers as usize));
         let state = proptest::option::weighted(0.3, [1..=4_u32, 1..=4_u32, 1..=4_u32, 1..=6_u32]);
-        (attention, indexer, state).prop_map(move |(attention, indexer, state)| Model {
-            hidden_layers,
-            attention,
-            indexer,
-            state,
-        })
+        let indexer_cell_tokens = prop_oneof![3 => Just(1_u32), 1 => Just(2), 1 => Just(4)];
+        let window_tokens = proptest::option::weighted(0.3, 1..60_u32);
+        let rest = (indexer_cell_tokens, window_tokens, 1..=3_u32);
+        (attention, indexer, state, rest).prop_map(
+            move |(attention, indexer, state, (indexer_cell_tokens, window_tokens, conv_columns))| Model {
+                hidden_layers,
+                attention,
+                indexer,
+                indexer_cell_tokens,
+                window_tokens,
+                state,
+                conv_columns,
+            },
+        )
     })
 }
 
@@ -237,11 +266,14 @@ fn block_tokens() -> impl Strategy<Value = u32> {
 
 pub(crate) fn instance() -> impl Strategy<Value = Instance> {
     let tp_size = prop_oneof![8 => 1..=4_u32, 1 => 5..=9_u32];
-    let cut = (proptest::collection::vec(0..=3_u32, 0..=2), tp_size, prop::bool::weighted(0.2), any::<bool>());
+    let cp_size = prop_oneof![4 => Just(1_u32), 1 => Just(2), 1 => Just(3)];
+    let stages = proptest::collection::vec(0..=3_u32, 0..=2);
+    let cut = (stages, cp_size, tp_size, prop::bool::weighted(0.2), any::<bool>());
     let tokens = (block_tokens(), proptest::option::of(block_tokens()));
     (cut, tokens, storage()).prop_map(
-        |((stages, tp_size, wide, mtp), (block_tokens, indexer_block_tokens), storage)| Instance {
+        |((stages, cp_size, tp_size, wide, mtp), (block_tokens, indexer_block_tokens), storage)| Instance {
             stages,
+            cp_size,
             tp_size,
             wide,
             mtp,
