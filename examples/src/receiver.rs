@@ -62,7 +62,7 @@ fn run(member: Member, options: &ReceiverOptions, voice: &mut Voice) -> Result<(
     };
     let verified =
         check(&image, &pool_bytes, read, |done| voice.progress(Phase::Check, done, total)).map_err(Failure::failed)?;
-    let found_bytes = verified.request_bytes + verified.tail_bytes;
+    let found_bytes = verified.request_bytes + verified.spare_bytes;
     if found_bytes != counted_bytes {
         return Err(Failure::failed(CountError { counted_bytes, found_bytes }));
     }
