@@ -98,8 +98,12 @@ impl Rank {
         available::check(table_bytes(&table)).map_err(Failure::failed)?;
         let host = host(member, rank).map_err(Failure::failed)?;
 
-        let engine =
-            EngineOptions { rank: member.rank, transports: moving.transport.clone(), patience: moving.deadline() };
+        let engine = EngineOptions {
+            rank: member.rank,
+            transports: moving.transport.clone(),
+            route: None,
+            patience: moving.deadline(),
+        };
         let engine = Engine::start(engine).map_err(Failure::failed)?;
         let regions = engine.allocate(&mut table).map_err(Failure::failed)?;
         let slots = job.slots(member, &table);

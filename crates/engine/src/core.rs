@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use kvferry_match::{Plan, Side, Template};
 use kvferry_wire::Status;
 
-use crate::error::{ConnectError, PeerName, PostError, TransferError};
-use crate::message::{Hello, Message, Refusal, Refused, RequestKey, Want};
+use crate::error::{ConnectError, PeerName, PostError, RequestError, TransferError};
+use crate::message::{CallId, Hello, Message, Refusal, Refused, RequestKey, Want};
 use crate::report::{Received, Sent};
 use handshake::LinkState;
 use receiving::Receiving;
@@ -64,9 +64,9 @@ pub(crate) enum Action {
     /// More of a request has moved, over all peers.
     Progress { ticket: Ticket, moved: u64 },
     /// A send has ended.
-    Sent { ticket: Ticket, outcome: Result<Vec<Sent>, TransferError> },
+    Sent { ticket: Ticket, outcome: Result<Vec<Sent>, RequestError> },
     /// A receive has ended.
-    Received { ticket: Ticket, outcome: Result<Vec<Received>, TransferError> },
+    Received { ticket: Ticket, outcome: Result<Vec<Received>, RequestError> },
 }
 
 /// The state machine.
@@ -82,8 +82,8 @@ pub(crate) struct Core {
     sends: BTreeMap<Ticket, Sending>,
     /// Writes in flight.
     puts: BTreeMap<PutId, (Ticket, u64)>,
-    /// Greetings of peers that this side has not been told to connect to yet.
-    early_hellos: BTreeMap<u64, Hello>,
+    /// Greetings of peers that this side has not been told to connect to yet, by epoch, and when they were heard.
+    early_hellos: BTreeMap<u64, (Instant, Hello)>,
     next_put: u64,
 }
 
@@ -92,10 +92,19 @@ struct PeerState {
     link: LinkId,
     name: PeerName,
     peer: Peer,
-    greeted: bool,
+    /// The peer's call that its side of the link was made with, once it has said so.
+    call: Option<CallId>,
+    /// The peer has a link for this side's call.
+    welcomed: bool,
     lost: Option<Status>,
     /// Receives that the peer has posted and this side has not sent yet.
     wants: BTreeMap<RequestKey, Want>,
+}
+
+impl PeerState {
+    fn new(link: LinkId, name: PeerName, peer: Peer) -> Self {
+        Self { link, name, peer, call: None, welcomed: false, lost: None, wants: BTreeMap::new() }
+    }
 }
 
 impl Core {
@@ -115,7 +124,9 @@ impl Core {
     /// A message has arrived.
     pub(crate) fn heard(&mut self, now: Instant, epoch: u64, message: Message) -> Vec<Action> {
         match message {
-            Message::Hello(hello) => self.hello(epoch, hello),
+            Message::Hello(hello) => self.hello(now, epoch, hello),
+            Message::Welcome(call) => self.welcome(epoch, call),
+            Message::Bye(call) => self.bye(epoch, call),
             Message::Want(want) => self.want(now, epoch, want),
             Message::Moved(moved) => self.moved(now, epoch, moved),
             Message::Done(done) => self.done(now, epoch, done),
@@ -132,7 +143,7 @@ impl Core {
     pub(crate) fn lost(&mut self, epoch: u64, status: Status) -> Vec<Action> {
         let Some(peer) = self.peers.get_mut(&epoch) else { return Vec::new() };
         let (link, name) = (peer.link, peer.name);
-        peer.lost = Some(status);
+        peer.lost.get_or_insert(status);
         peer.wants.clear();
         if let Some(actions) = self.lost_while_connecting(link, name, status) {
             return actions;
@@ -163,15 +174,17 @@ impl Core {
         let links = std::mem::take(&mut self.links).into_iter().filter(|(_, link)| link.deadline().is_some());
         let links = links.map(|(link, _)| Action::NotConnected { link, error: ConnectError::Stopped });
         let receives = std::mem::take(&mut self.receives).into_keys();
-        let receives = receives.map(|ticket| Action::Received { ticket, outcome: Err(TransferError::Stopped) });
+        let receives = receives
+            .map(|ticket| Action::Received { ticket, outcome: Err(RequestError::from(TransferError::Stopped)) });
         let sends = std::mem::take(&mut self.sends).into_keys();
-        let sends = sends.map(|ticket| Action::Sent { ticket, outcome: Err(TransferError::Stopped) });
+        let sends =
+            sends.map(|ticket| Action::Sent { ticket, outcome: Err(RequestError::from(TransferError::Stopped)) });
         links.chain(receives).chain(sends).collect()
     }
 
     /// The peers of a request, if this engine is on the right side of an open link and none of them is lost.
     fn peers_for(&self, ticket: Ticket, side: Side) -> Result<Vec<u64>, PostError> {
-        let link = self.links.get(&ticket.link).ok_or(PostError::NoLink)?;
+        let link = self.links.get(&ticket.link).filter(|link| link.deadline().is_none()).ok_or(PostError::NoLink)?;
         if link.side != side {
             return Err(PostError::OtherSide);
         }
@@ -195,6 +208,23 @@ pub(crate) fn other(side: Side) -> Side {
         Side::Source => Side::Destination,
         Side::Destination => Side::Source,
     }
+}
+
+/// How a request ended, from how its parts did: what moved, or every error, in the order of ranks.
+fn outcome<R>(
+    parts: impl Iterator<Item = Result<R, TransferError>>,
+    rank: impl Fn(&R) -> u32,
+) -> Result<Vec<R>, RequestError> {
+    let (mut moved, mut errors) = (Vec::new(), Vec::new());
+    for part in parts {
+        match part {
+            Ok(part) => moved.push(part),
+            Err(error) => errors.push(error),
+        }
+    }
+    moved.sort_by_key(rank);
+    errors.sort_by_key(TransferError::peer);
+    if errors.is_empty() { Ok(moved) } else { Err(RequestError { errors }) }
 }
 
 fn refusal(epoch: u64, key: RequestKey, reason: Refusal) -> Action {

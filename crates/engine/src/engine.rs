@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{self, Receiver, Sender};
 use kvferry_layout::{Extent, PageTable};
 use kvferry_match::BlockMap;
-use kvferry_wire::{Context, ContextOptions, EndpointId, Event, Region, TransferId, Version, Worker};
+use kvferry_wire::{Context, ContextOptions, EndpointId, Event, Region, Route, TransferId, Version, Worker};
 use parking_lot::Mutex;
 
 use crate::card::Card;
@@ -28,13 +28,23 @@ pub struct EngineOptions {
     pub rank: u32,
     /// Transports that UCX may use, as in `UCX_TLS`; `None` leaves the choice to UCX and its environment.
     pub transports: Option<String>,
-    /// How long a peer may make no progress before what waits for it fails. No limit on the length of a transfer.
+    /// The only route that bytes may take; `None` leaves the choice to what is known of both ends.
+    pub route: Option<Route>,
+    /// How long a peer may make no progress before what waits for it fails. No limit on the length of a transfer. Between
+    /// a millisecond and a year.
     pub patience: Duration,
 }
 
-/// One pair of connected instances, of which this engine is a rank.
+/// One pair of connected instances, of which the engine that made it is a rank. Another engine knows no such link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Link(LinkId);
+pub struct Link {
+    engine: u64,
+    id: LinkId,
+}
+
+/// Bounds of [`EngineOptions::patience`]: below, nothing could ever answer; above, points in time might not exist.
+const PATIENCE_MIN: Duration = Duration::from_millis(1);
+const PATIENCE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Moves one rank's page cache. See the crate's documentation for the order of calls.
 ///
@@ -85,8 +95,16 @@ impl Engine {
     ///
     /// [`StartError`]; nothing is left behind.
     pub fn start(options: EngineOptions) -> Result<Self, StartError> {
-        let EngineOptions { rank, transports, patience } = options;
-        let context = Context::open(&ContextOptions { transports })?;
+        let EngineOptions { rank, transports, route, patience } = options;
+        if !(PATIENCE_MIN..=PATIENCE_MAX).contains(&patience) {
+            return Err(StartError::Patience(patience));
+        }
+        let context = Context::open(&ContextOptions {
+            transports,
+            route,
+            stall_deadline: patience,
+            ..ContextOptions::default()
+        })?;
         let (worker, events) = Worker::start(&context, getrandom::u64()?)?;
         let state = State {
             core: Core::new(patience),
@@ -143,13 +161,17 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`PublishError`]: the table does not hold, a pool leaves its region, or a table has been published before.
+    /// [`PublishError`]: the table does not hold, a pool leaves its region, a region belongs to another engine, or a table has
+    /// been published before.
     pub fn publish(&self, table: PageTable, regions: Vec<Region>) -> Result<(), PublishError> {
         if table.pools.len() != regions.len() {
             return Err(PublishError::Regions { pools: table.pools.len(), regions: regions.len() });
         }
         let extents: Vec<Extent> = regions.iter().map(|r| Extent { base: r.base(), bytes: r.bytes() }).collect();
         table.check_regions(&extents)?;
+        if let Some(pool) = regions.iter().position(|region| !self.shared.context.owns(region)) {
+            return Err(PublishError::OtherContext { pool });
+        }
         let mut state = self.shared.state.lock();
         if state.published.is_some() {
             return Err(PublishError::Twice);
@@ -180,7 +202,7 @@ impl Engine {
     ///
     /// Parses and checks the cards, matches the tables, proves that every byte this rank is concerned with has one source,
     /// and exchanges greetings, with the digest of what was matched, with each peer. Waits for those up to the engine's
-    /// patience.
+    /// patience: the calls of all ranks must overlap.
     ///
     /// # Errors
     ///
@@ -225,24 +247,26 @@ impl Engine {
             shared.perform(&mut state, actions);
             link
         };
-        // The control thread answers at the deadline at the latest, and drops its end when it stops.
-        connected.recv().unwrap_or(Err(ConnectError::Stopped)).map(|()| Link(link))
+        // The control thread answers at the deadline at the latest, and when it ends, however it does.
+        connected.recv().unwrap_or(Err(ConnectError::Stopped))?;
+        Ok(Link { engine: shared.worker.epoch(), id: link })
     }
 
-    /// Forgets a link and its peers. A peer that was lost comes back through a new link, and the others with it.
+    /// Forgets a link and tells its peers, to whom this rank is lost then. A peer that was lost comes back through a new
+    /// link: every rank that had one with it disconnects, and all connect anew with its new card.
     ///
     /// # Errors
     ///
     /// [`PostError::UnderWay`] while a request of the link has not ended; [`PostError::NoLink`].
     pub fn disconnect(&self, link: Link) -> Result<(), PostError> {
+        let link = self.shared.id_of(link)?;
         let mut state = self.shared.state.lock();
-        let under_way = state.receives.keys().chain(state.sends.keys()).find(|ticket| ticket.link == link.0);
+        let under_way = state.receives.keys().chain(state.sends.keys()).find(|ticket| ticket.link == link);
         if let Some(ticket) = under_way {
             return Err(PostError::UnderWay(ticket.key));
         }
-        for epoch in state.core.forget(link.0).ok_or(PostError::NoLink)? {
-            state.hang_up(&self.shared.worker, epoch);
-        }
+        let actions = state.core.disconnect(link).ok_or(PostError::NoLink)?;
+        self.shared.perform(&mut state, actions);
         Ok(())
     }
 
@@ -263,7 +287,7 @@ impl Engine {
         if state.stopped {
             return Err(PostError::Stopped);
         }
-        let ticket = Ticket { link: link.0, key };
+        let ticket = Ticket { link: self.shared.id_of(link)?, key };
         let actions = state.core.receive(Instant::now(), ticket, block_maps, &tokens)?;
         let completion = Completion::new();
         state.receives.insert(ticket, completion.clone());
@@ -289,18 +313,12 @@ impl Engine {
         if state.stopped {
             return Err(PostError::Stopped);
         }
-        let ticket = Ticket { link: link.0, key };
+        let ticket = Ticket { link: self.shared.id_of(link)?, key };
         let actions = state.core.send(Instant::now(), ticket, block_maps, tokens)?;
         let completion = Completion::new();
         state.sends.insert(ticket, completion.clone());
         self.shared.perform(&mut state, actions);
         Ok(Transfer::new(completion))
-    }
-
-    /// How long a peer may make no progress.
-    #[must_use]
-    pub fn patience(&self) -> Duration {
-        self.shared.patience
     }
 }
 
@@ -313,8 +331,22 @@ impl Drop for Engine {
     }
 }
 
+/// Ends everything when the control thread ends, also if that is because of a bug: nobody waits for ever then.
+struct EndAll<'a>(&'a Shared);
+
+impl Drop for EndAll<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        state.stopped = true;
+        let actions = state.core.stop();
+        self.0.perform(&mut state, actions);
+        state.connecting.clear();
+    }
+}
+
 /// The body of the control thread: until told to stop, or until the worker is gone.
 fn control(shared: &Shared, events: &Receiver<Event>, stop: &Receiver<()>) {
+    let _end_all = EndAll(shared);
     loop {
         let next = shared.state.lock().core.next_deadline();
         let deadline = next.unwrap_or_else(|| Instant::now() + shared.patience);
@@ -332,10 +364,6 @@ fn control(shared: &Shared, events: &Receiver<Event>, stop: &Receiver<()>) {
         actions.extend(state.core.tick(now));
         shared.perform(&mut state, actions);
     }
-    let mut state = shared.state.lock();
-    state.stopped = true;
-    let actions = state.core.stop();
-    shared.perform(&mut state, actions);
 }
 
 impl State {
@@ -373,6 +401,11 @@ impl State {
 }
 
 impl Shared {
+    /// The link's number here, if it is this engine's.
+    fn id_of(&self, link: Link) -> Result<LinkId, PostError> {
+        if link.engine == self.worker.epoch() { Ok(link.id) } else { Err(PostError::NoLink) }
+    }
+
     /// Carries out what the state machine asks for, and what it asks for because of that.
     fn perform(&self, state: &mut State, mut actions: Vec<Action>) {
         while !actions.is_empty() {

@@ -1,5 +1,6 @@
 //! What can go wrong, divided by what the caller does next.
 
+use std::error::Error;
 use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
@@ -7,7 +8,6 @@ use std::time::Duration;
 use kvferry_layout::{DecodeError, LayoutError};
 use kvferry_match::{BindError, MatchError, Side, TemplateError};
 use kvferry_wire::{CommandError, OpenError, PutError, RegionError, Status, Version};
-use thiserror::Error;
 
 use crate::message::{Refusal, RequestKey};
 
@@ -27,7 +27,7 @@ impl fmt::Display for PeerName {
 }
 
 /// The engine did not start. Fix the setup.
-#[derive(Debug, Error)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
     /// UCX is missing or refuses its settings.
@@ -39,15 +39,24 @@ pub enum StartError {
     /// The operating system refused a thread.
     #[error("cannot start the control thread")]
     Thread(#[from] std::io::Error),
+    /// Choose a patience between a millisecond and a year.
+    #[error("a patience of {0:?} is out of range")]
+    Patience(Duration),
 }
 
 /// A page table was not published. Nothing has changed.
-#[derive(Debug, Error)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PublishError {
     /// The table is wrong, or a pool lies outside its region. Mend the table.
     #[error("the page table does not hold")]
     Table(#[from] LayoutError),
+    /// Memory is registered with the engine that publishes it: see `Engine::context`.
+    #[error("the region of pool {pool} was registered with another engine")]
+    OtherContext {
+        /// Index of the pool.
+        pool: usize,
+    },
     /// There must be one region a pool, in the order of the pools.
     #[error("{pools} pools need {pools} regions, not {regions}")]
     Regions {
@@ -70,7 +79,7 @@ pub enum PublishError {
 }
 
 /// The bytes are no card of a rank that this engine can work with.
-#[derive(Debug, Error)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CardError {
     /// Something else was passed in place of a card.
@@ -110,7 +119,7 @@ pub enum CardError {
 }
 
 /// The instances were not connected. Nothing is left behind; what the caller does next depends on the variant.
-#[derive(Debug, Error)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
     /// A card was refused: fix the peer, or collect its card again.
@@ -198,7 +207,7 @@ pub enum ConnectError {
 }
 
 /// A request was not taken up. Nothing was sent and no slot is exposed.
-#[derive(Debug, Error)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostError {
     /// Receive on the destination's side of a link, send on the source's.
@@ -218,7 +227,15 @@ pub enum PostError {
         /// What is missing.
         source: BindError,
     },
-    /// The link is not one of this engine's.
+    /// Split the request, or use larger blocks.
+    #[error("a receive of {blocks} blocks is over the limit of {blocks_max}")]
+    TooManyBlocks {
+        /// Blocks of all groups.
+        blocks: usize,
+        /// The limit.
+        blocks_max: usize,
+    },
+    /// The link is not one of this engine's, or has been disconnected.
     #[error("no such link")]
     NoLink,
     /// The engine has stopped.
@@ -226,10 +243,59 @@ pub enum PostError {
     Stopped,
 }
 
-/// A request failed. Treat every byte of its slots at the destination as unwritten. Of the destination's slots, those of
-/// [`TransferError::Lost`] and [`TransferError::Stalled`] may still be written to by the peer: do not hand them to another
-/// request while that process lives.
-#[derive(Debug, Error)]
+/// A request failed. Treat every byte of its slots at the destination as unwritten, and do not hand slots of a receive to
+/// another request while a process that [`RequestError::may_still_write`] names lives.
+#[derive(Debug)]
+pub struct RequestError {
+    /// What happened with each peer whose part failed, in the order of ranks. At least one.
+    pub errors: Vec<TransferError>,
+}
+
+impl RequestError {
+    /// Peers that may still write to the slots of a receive: those that were lost or stalled. With
+    /// [`TransferError::Stopped`] among the errors it is every source of the request.
+    pub fn may_still_write(&self) -> impl Iterator<Item = PeerName> + '_ {
+        let exposes =
+            |error: &&TransferError| matches!(error, TransferError::Lost { .. } | TransferError::Stalled { .. });
+        self.errors.iter().filter(exposes).filter_map(TransferError::peer)
+    }
+}
+
+impl From<TransferError> for RequestError {
+    fn from(error: TransferError) -> Self {
+        Self { errors: vec![error] }
+    }
+}
+
+/// The only error as it is; several on one line, each with its causes.
+impl fmt::Display for RequestError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let [error] = &self.errors[..] {
+            return error.fmt(f);
+        }
+        for (index, error) in self.errors.iter().enumerate() {
+            write!(f, "{}{error}", if index == 0 { "" } else { "; " })?;
+            let mut source = error.source();
+            while let Some(error) = source {
+                write!(f, ": {error}")?;
+                source = error.source();
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Error for RequestError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match &self.errors[..] {
+            [error] => error.source(),
+            _ => None,
+        }
+    }
+}
+
+/// What happened with one peer of a request.
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransferError {
     /// The peer is gone. Connect again, to its next life.
@@ -315,4 +381,22 @@ pub enum TransferError {
     /// The engine was dropped.
     #[error("the engine has stopped")]
     Stopped,
+}
+
+impl TransferError {
+    /// Whose part failed. `None` if it was this side's engine.
+    #[must_use]
+    pub fn peer(&self) -> Option<PeerName> {
+        match self {
+            Self::Lost { peer, .. }
+            | Self::Stalled { peer, .. }
+            | Self::Refused { peer, .. }
+            | Self::PlansDiffer { peer, .. }
+            | Self::TokensDiffer { peer, .. }
+            | Self::BlockMaps { peer, .. }
+            | Self::Outside { peer, .. }
+            | Self::Put { peer, .. } => Some(*peer),
+            Self::Stopped => None,
+        }
+    }
 }

@@ -12,7 +12,7 @@ mod survey;
 mod transfer;
 
 pub use engine::{Engine, EngineOptions, Link};
-pub use error::{CardError, ConnectError, PeerName, PostError, PublishError, StartError, TransferError};
+pub use error::{CardError, ConnectError, PeerName, PostError, PublishError, RequestError, StartError, TransferError};
 pub use message::{Refusal, RequestKey};
-pub use report::{Received, Route, Sent};
+pub use report::{Received, Sent};
 pub use transfer::{Outcome, Receive, Send, Transfer};

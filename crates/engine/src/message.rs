@@ -18,9 +18,15 @@ pub struct RequestKey {
     pub attempt: u32,
 }
 
-/// The peer is connected and has matched the two instances.
+/// One call of `connect` by one engine. An engine never uses a number twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(crate) struct CallId(pub(crate) u64);
+
+/// The peer has matched the two instances and asks to be connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hello {
+    /// The peer's call that asks.
+    pub(crate) call: CallId,
     /// Rank in its instance.
     pub(crate) rank: u32,
     /// Digest of the template between the two ranks, as the peer computed it.
@@ -93,6 +99,10 @@ pub(crate) struct Refused {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
     Hello(Hello),
+    /// The peer's answer to this side's call: it has a link of its own for the two ranks.
+    Welcome(CallId),
+    /// The peer's call, and the link that it made, are over.
+    Bye(CallId),
     Want(Want),
     Moved(Moved),
     Done(Done),
@@ -120,6 +130,8 @@ impl Message {
             Self::Done(fields) => (4, payload(fields)),
             Self::DoneAck(fields) => (5, payload(fields)),
             Self::Refused(fields) => (6, payload(fields)),
+            Self::Welcome(fields) => (7, payload(fields)),
+            Self::Bye(fields) => (8, payload(fields)),
         }
     }
 
@@ -132,6 +144,8 @@ impl Message {
             4 => Self::Done(fields(kind, payload)?),
             5 => Self::DoneAck(fields(kind, payload)?),
             6 => Self::Refused(fields(kind, payload)?),
+            7 => Self::Welcome(fields(kind, payload)?),
+            8 => Self::Bye(fields(kind, payload)?),
             kind => return Err(MessageError::Kind(kind)),
         })
     }
@@ -160,7 +174,9 @@ mod tests {
         let key = RequestKey { request: 7, attempt: 2 };
         let block_maps = vec![BlockMap::new(3, vec![Some(Slot(9)), None])];
         for message in [
-            Message::Hello(Hello { rank: 3, template: Digest(5) }),
+            Message::Hello(Hello { call: CallId(8), rank: 3, template: Digest(5) }),
+            Message::Welcome(CallId(1)),
+            Message::Bye(CallId(u64::MAX)),
             Message::Want(Want { key, tokens: 0..128, bytes: 4096, plan: Digest(6), block_maps }),
             Message::Moved(Moved { key, bytes: 1 }),
             Message::Done(Done { key, bytes: u64::MAX, plan: Digest(6) }),
@@ -182,7 +198,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_payload_is_decoded_or_refused(kind in 0u16..8, payload: Vec<u8>) {
+        fn any_payload_is_decoded_or_refused(kind in 0u16..10, payload: Vec<u8>) {
             let _ = Message::decode(kind, &payload);
         }
     }

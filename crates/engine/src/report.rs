@@ -2,21 +2,7 @@
 
 use std::time::Duration;
 
-/// How bytes went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Route {
-    /// One remote write a contiguous run.
-    Runs,
-}
-
-impl std::fmt::Display for Route {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Runs => "runs",
-        })
-    }
-}
+use kvferry_wire::{Route, RouteReason};
 
 /// What this rank has written to one destination rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,9 +17,11 @@ pub struct Sent {
     pub runs: u64,
     /// Bytes, equal to the destination's own count.
     pub bytes: u64,
-    /// How they went.
+    /// The way they took.
     pub route: Route,
-    /// From the first write to the flush behind the last.
+    /// Why they took that way.
+    pub reason: RouteReason,
+    /// From the start of the write until the bytes were there.
     pub elapsed: Duration,
 }
 

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::error::TransferError;
+use crate::error::RequestError;
 use crate::report::{Received, Sent};
 
-/// How a request ended: what moved to or from each peer, in the order of their epochs, or why it failed.
-pub type Outcome<R> = Result<Arc<[R]>, Arc<TransferError>>;
+/// How a request ended: what moved to or from each peer, in the order of ranks, or why it failed.
+pub type Outcome<R> = Result<Arc<[R]>, Arc<RequestError>>;
 
 /// A request under way. Dropping it stops nothing.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ impl<R> Completion<R> {
     }
 
     /// Ends the request. The first outcome stays.
-    pub(crate) fn end(&self, outcome: Result<Vec<R>, TransferError>) {
+    pub(crate) fn end(&self, outcome: Result<Vec<R>, RequestError>) {
         let outcome = outcome.map(Arc::from).map_err(Arc::new);
         self.outcome.lock().get_or_insert(outcome);
         self.ended.notify_all();

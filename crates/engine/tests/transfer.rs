@@ -2,12 +2,13 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use kvferry::{
     CardError, ConnectError, Engine, EngineOptions, Link, PeerName, PostError, PublishError, Receive, Refusal,
-    RequestKey, Send, TransferError,
+    RequestError, RequestKey, Send, StartError, TransferError,
 };
 use kvferry_layout::{
     Dtype, GroupKind, GroupSpec, Layer, LayerMask, LayoutError, PageTable, RankSpec, Role, RowSpec, Slot, block_major,
@@ -45,7 +46,7 @@ fn table(mask: &str, layers: Range<u32>) -> PageTable {
 }
 
 fn rank(rank: u32, mut table: PageTable, patience: Duration) -> Rank {
-    let engine = Engine::start(EngineOptions { rank, transports: None, patience }).unwrap();
+    let engine = Engine::start(EngineOptions { rank, transports: None, route: None, patience }).unwrap();
     let regions = engine.allocate(&mut table).unwrap();
     engine.publish(table.clone(), regions.clone()).unwrap();
     Rank { engine, table, regions }
@@ -76,12 +77,20 @@ fn map(slots: &[u32]) -> Vec<BlockMap> {
     vec![BlockMap::new(0, slots.iter().map(|slot| Some(Slot(*slot))).collect())]
 }
 
-fn sent(send: &Send) -> Result<u64, std::sync::Arc<TransferError>> {
+fn sent(send: &Send) -> Result<u64, Arc<RequestError>> {
     send.wait(2 * PATIENCE).expect("a send ends").map(|sent| sent.iter().map(|sent| sent.bytes).sum())
 }
 
-fn received(receive: &Receive) -> Result<u64, std::sync::Arc<TransferError>> {
+fn received(receive: &Receive) -> Result<u64, Arc<RequestError>> {
     receive.wait(2 * PATIENCE).expect("a receive ends").map(|received| received.iter().map(|r| r.bytes).sum())
+}
+
+/// The only error of a request that failed.
+fn only<T: std::fmt::Debug>(outcome: &Result<T, Arc<RequestError>>) -> &TransferError {
+    match &outcome.as_ref().unwrap_err().errors[..] {
+        [error] => error,
+        errors => panic!("{errors:?}"),
+    }
 }
 
 /// The bytes of one row in one slot.
@@ -185,11 +194,11 @@ fn a_hole_that_is_needed_is_named_and_nothing_moves() {
     }
     let receive = destination.engine.receive(into, KEY, &map(&[1, 2]), tokens.clone()).unwrap();
     let send = source.engine.send(out, KEY, holed, tokens).unwrap();
-    match &*sent(&send).unwrap_err() {
+    match only(&sent(&send)) {
         TransferError::BlockMaps { source: BindError::Hole { side: Side::Source, ordinal: 1, .. }, .. } => {}
         error => panic!("{error:?}"),
     }
-    match &*received(&receive).unwrap_err() {
+    match only(&received(&receive)) {
         TransferError::Refused { peer: PeerName { rank: 0, .. }, source: Refusal::BlockMaps } => {}
         error => panic!("{error:?}"),
     }
@@ -202,12 +211,9 @@ fn sides_that_name_other_tokens_find_out_before_a_byte_moves() {
     fill(&source, 5);
     let receive = destination.engine.receive(into, KEY, &map(&[1]), 0..u64::from(TOKENS)).unwrap();
     let send = source.engine.send(out, KEY, map(&[1]), 0..u64::from(TOKENS) - 1).unwrap();
-    assert!(matches!(
-        &*sent(&send).unwrap_err(),
-        TransferError::TokensDiffer { theirs: Range { start: 0, end: 32 }, .. }
-    ));
-    let refused = received(&receive).unwrap_err();
-    assert!(matches!(&*refused, TransferError::Refused { source: Refusal::TokensDiffer, .. }));
+    assert!(matches!(only(&sent(&send)), TransferError::TokensDiffer { theirs: Range { start: 0, end: 32 }, .. }));
+    let refused = received(&receive);
+    assert!(matches!(only(&refused), TransferError::Refused { source: Refusal::TokensDiffer, .. }));
     assert!(row(&destination, 0, &Role::Key, 1).iter().all(|byte| *byte == 0), "nothing moved");
 }
 
@@ -232,7 +238,7 @@ fn a_receive_that_nobody_serves_ends_at_the_deadline_and_so_does_the_send() {
     let tokens = 0..u64::from(TOKENS);
     let started = Instant::now();
     let receive = destination.engine.receive(into, KEY, &map(&[1]), tokens.clone()).unwrap();
-    match &*received(&receive).unwrap_err() {
+    match only(&received(&receive)) {
         TransferError::Stalled {
             peer: PeerName { side: Side::Source, rank: 0 }, moved: 0, expected: 24832, ..
         } => {}
@@ -243,9 +249,10 @@ fn a_receive_that_nobody_serves_ends_at_the_deadline_and_so_does_the_send() {
     // The destination takes its want back. A send that is posted before it has heard of that writes in vain and is told so
     // (until then the slots are exposed); one posted later waits for a new want and gives up in its turn.
     let send = source.engine.send(out, KEY, map(&[1]), tokens).unwrap();
-    let error = sent(&send).unwrap_err();
-    let in_vain = matches!(&*error, TransferError::Refused { source: Refusal::Unknown | Refusal::Failed, .. });
-    assert!(in_vain || matches!(&*error, TransferError::Stalled { expected: 0, .. }), "{error:?}");
+    let outcome = sent(&send);
+    let error = only(&outcome);
+    let in_vain = matches!(error, TransferError::Refused { source: Refusal::Unknown | Refusal::Failed, .. });
+    assert!(in_vain || matches!(error, TransferError::Stalled { expected: 0, .. }), "{error:?}");
 }
 
 #[test]
@@ -254,8 +261,9 @@ fn an_engine_that_goes_away_ends_its_own_requests_and_its_peers() {
     let receive = destination.engine.receive(into, KEY, &map(&[1]), 0..u64::from(TOKENS)).unwrap();
     let started = Instant::now();
     drop(source);
-    let error = received(&receive).unwrap_err();
-    assert!(matches!(&*error, TransferError::Lost { peer: PeerName { rank: 0, .. }, .. }), "{error:?}");
+    let outcome = received(&receive);
+    let error = only(&outcome);
+    assert!(matches!(error, TransferError::Lost { peer: PeerName { rank: 0, .. }, .. }), "{error:?}");
     assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
     let next = destination.engine.receive(into, KEY, &map(&[1]), 0..u64::from(TOKENS));
     assert!(matches!(next, Err(PostError::Lost(PeerName { side: Side::Source, rank: 0 }))));
@@ -263,7 +271,7 @@ fn an_engine_that_goes_away_ends_its_own_requests_and_its_peers() {
     let (_source, destination, _, into) = pair(PATIENCE);
     let receive = destination.engine.receive(into, KEY, &map(&[1]), 0..u64::from(TOKENS)).unwrap();
     drop(destination);
-    assert!(matches!(&*received(&receive).unwrap_err(), TransferError::Stopped));
+    assert!(matches!(only(&received(&receive)), TransferError::Stopped));
 }
 
 #[test]
@@ -330,7 +338,7 @@ fn instances_that_do_not_fit_are_refused_before_anything_is_connected() {
 
 #[test]
 fn a_table_outside_its_regions_is_not_published() {
-    let engine = Engine::start(EngineOptions { rank: 0, transports: None, patience: PATIENCE }).unwrap();
+    let engine = Engine::start(EngineOptions { rank: 0, transports: None, route: None, patience: PATIENCE }).unwrap();
     assert!(engine.card().is_none());
     let mut table = table("TFTF", 0..4);
     let regions = engine.allocate(&mut table).unwrap();
@@ -344,4 +352,110 @@ fn a_table_outside_its_regions_is_not_published() {
     }
     engine.publish(table.clone(), regions.clone()).unwrap();
     assert!(matches!(engine.publish(table, regions), Err(PublishError::Twice)));
+}
+
+/// Sends one block and checks that it arrives.
+fn block_moves(source: &Rank, destination: &Rank, links: (Link, Link), request: u64) {
+    let key = RequestKey { request, attempt: 0 };
+    let receive = destination.engine.receive(links.1, key, &map(&[2]), 0..u64::from(TOKENS)).unwrap();
+    let send = source.engine.send(links.0, key, map(&[5]), 0..u64::from(TOKENS)).unwrap();
+    assert!(received(&receive).unwrap() > 0 && sent(&send).unwrap() > 0);
+    assert!(row(destination, 3, &Role::Key, 2) == row(source, 3, &Role::Key, 5));
+}
+
+#[test]
+fn a_restarted_peer_comes_back_through_a_new_link_and_the_survivors_with_it() {
+    let tables = || [table("TFTF", 0..2), table("TFTF", 2..4)];
+    let [first, second] = tables();
+    let mut sources = [rank(0, first, PATIENCE), rank(1, second, PATIENCE)];
+    let destination = rank(0, table("TFTF", 0..4), PATIENCE);
+    let mut links = connect(&sources, std::slice::from_ref(&destination));
+    for life in 0..3 {
+        fill(&sources[0], life);
+        fill(&sources[1], life);
+        let key = RequestKey { request: life, attempt: 0 };
+        let tokens = 0..u64::from(TOKENS);
+        let receive = destination.engine.receive(links[2], key, &map(&[2]), tokens.clone()).unwrap();
+        let sends: Vec<_> =
+            (0..2).map(|i| sources[i].engine.send(links[i], key, map(&[5]), tokens.clone()).unwrap()).collect();
+        assert!(received(&receive).is_ok() && sends.iter().all(|send| sent(send).is_ok()));
+        assert!(row(&destination, 3, &Role::Key, 2) == row(&sources[1], 3, &Role::Key, 5));
+        // The second source restarts; the survivors disconnect, in an order that changes.
+        let [_, second] = tables();
+        sources[1] = rank(1, second, PATIENCE);
+        let survivors = [(&sources[0].engine, links[0]), (&destination.engine, links[2])];
+        let order = if life % 2 == 0 { [0, 1] } else { [1, 0] };
+        for survivor in order {
+            survivors[survivor].0.disconnect(survivors[survivor].1).unwrap();
+        }
+        links = connect(&sources, std::slice::from_ref(&destination));
+    }
+}
+
+#[test]
+fn a_call_that_was_given_up_does_not_count_for_a_later_one() {
+    let patience = Duration::from_millis(400);
+    let (source, destination) = (rank(0, table("TFTF", 0..4), patience), rank(0, table("TFTF", 0..4), patience));
+    let (from, to) = ([source.engine.card().unwrap()], [destination.engine.card().unwrap()]);
+    // Each calls alone, one after the other: nobody is there, however fresh the other's greeting is.
+    assert!(source.engine.connect(&from, &to).is_err());
+    assert!(destination.engine.connect(&from, &to).is_err());
+    let (sources, destinations) = ([source], [destination]);
+    // Both at once, from different starts: the one that comes late finds the other waiting.
+    let links = thread::scope(|scope| {
+        let early = scope.spawn(|| sources[0].engine.connect(&from, &to));
+        thread::sleep(patience / 4);
+        let late = destinations[0].engine.connect(&from, &to).unwrap();
+        (early.join().unwrap().unwrap(), late)
+    });
+    fill(&sources[0], 6);
+    block_moves(&sources[0], &destinations[0], links, 1);
+    // One side starts anew on its own: the other is told, disconnects, and both meet again.
+    sources[0].engine.disconnect(links.0).unwrap();
+    let lost = loop {
+        match destinations[0].engine.receive(links.1, KEY, &map(&[1]), 0..u64::from(TOKENS)) {
+            Err(error) => break error,
+            Ok(receive) => assert!(received(&receive).is_err()),
+        }
+    };
+    assert!(matches!(lost, PostError::Lost(PeerName { side: Side::Source, rank: 0 })), "{lost:?}");
+    destinations[0].engine.disconnect(links.1).unwrap();
+    let links = connect(&sources, &destinations);
+    block_moves(&sources[0], &destinations[0], (links[0], links[1]), 2);
+}
+
+#[test]
+fn a_link_of_another_engine_is_no_link() {
+    let (source, _destination, out, _) = pair(PATIENCE);
+    let (other, _other_destination, foreign, _) = pair(PATIENCE);
+    let send = other.engine.send(out, KEY, map(&[1]), 0..u64::from(TOKENS));
+    assert!(matches!(send, Err(PostError::NoLink)));
+    assert!(matches!(source.engine.disconnect(foreign), Err(PostError::NoLink)));
+}
+
+#[test]
+fn a_receive_of_too_many_blocks_is_refused_at_once() {
+    let (_source, destination, _, into) = pair(PATIENCE);
+    let slots = vec![Some(Slot(0)); 200_000];
+    match destination.engine.receive(into, KEY, &[BlockMap::new(0, slots)], 0..u64::from(TOKENS)) {
+        Err(PostError::TooManyBlocks { blocks: 200_000, .. }) => {}
+        result => panic!("{:?}", result.map(|_| ())),
+    }
+}
+
+#[test]
+fn a_patience_that_no_clock_can_count_is_refused() {
+    for patience in [Duration::ZERO, Duration::MAX] {
+        let engine = Engine::start(EngineOptions { rank: 0, transports: None, route: None, patience });
+        assert!(matches!(engine, Err(StartError::Patience(refused)) if refused == patience));
+    }
+}
+
+#[test]
+fn memory_of_another_engine_is_not_published() {
+    let start = || Engine::start(EngineOptions { rank: 0, transports: None, route: None, patience: PATIENCE }).unwrap();
+    let (engine, other) = (start(), start());
+    let mut table = table("TFTF", 0..4);
+    let regions = other.allocate(&mut table).unwrap();
+    assert!(matches!(engine.publish(table, regions), Err(PublishError::OtherContext { pool: 0 })));
 }

@@ -7,27 +7,19 @@
 #![allow(unsafe_code, reason = "calls UCX on the context it owns")]
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use ucx_sys::{Status, Ucx, Version};
 
 use crate::error::{OpenError, RegionError};
 use crate::memory::HostMemory;
-use crate::region::Region;
-
-/// Transports that move data through memory which both processes map.
-const SHARED_MEMORY: [&str; 5] = ["sm", "shm", "mm", "posix", "sysv"];
-
-/// How UCX is set up.
-#[derive(Clone, Debug, Default)]
-pub struct ContextOptions {
-    /// Transports that UCX may use, as in `UCX_TLS`; `None` leaves the choice to UCX and its environment. With peer error
-    /// handling, which is always on, the list needs `tcp` or a network transport for UCX 1.13.
-    pub transports: Option<String>,
-}
+use crate::options::ContextOptions;
+use crate::region::{Region, RegionId, WeakRegion};
 
 /// One UCX instance. Cheap to clone; lives until the last clone, region and worker are gone.
 #[derive(Clone, Debug)]
@@ -40,6 +32,9 @@ pub struct Context {
 struct Inner {
     ucx: &'static Ucx,
     raw: NonNull<ucx_sys::ucp_context>,
+    options: ContextOptions,
+    /// What peers may name as a target of bytes that this process scatters for them.
+    regions: Mutex<BTreeMap<RegionId, WeakRegion>>,
 }
 
 // SAFETY: the context is made with `mt_workers_shared`, so every call that takes it locks inside UCX.
@@ -61,7 +56,10 @@ impl Context {
     /// Sets `RNDV_THRESH=inf` unless the environment says otherwise: with peer error handling UCX would else leave the
     /// zero-copy lanes of cma and tcp unused and emulate puts in fragments of 8 KiB (read in UCX 1.22, measured at 1.0
     /// against 5 GB/s). If `transports` names shared memory, its peer error handling is switched on, which UCX wants before
-    /// it uses it here.
+    /// it uses it here. That is not done unasked: the queue in shared memory through which a process of one host receives
+    /// from all others stops for all of them when one is stopped or killed in the middle of an insertion, while the sockets
+    /// that UCX takes otherwise are apart, and the kernel says at once that a peer died. What is gained by shared memory
+    /// comes from the routes of this crate instead.
     ///
     /// # Errors
     ///
@@ -69,8 +67,7 @@ impl Context {
     pub fn open(options: &ContextOptions) -> Result<Self, OpenError> {
         let ucx = ucx_sys::load()?;
         let transports = options.transports.as_deref();
-        let shared = transports.is_some_and(|list| list.split(',').any(|name| SHARED_MEMORY.contains(&name)));
-        if shared {
+        if options.names_shared_memory() {
             enable_shared_memory();
         }
         let config = Config::read(ucx)?;
@@ -90,7 +87,10 @@ impl Context {
         // SAFETY: `params` and `config` live across the call, `raw` receives the context.
         let status = unsafe { ucx.ucp_init(&raw const params, config.raw.as_ptr(), &raw mut raw) };
         match NonNull::new(raw) {
-            Some(raw) if status == Status::OK => Ok(Self { inner: Arc::new(Inner { ucx, raw }) }),
+            Some(raw) if status == Status::OK => {
+                let (options, regions) = (options.clone(), Mutex::default());
+                Ok(Self { inner: Arc::new(Inner { ucx, raw, options, regions }) })
+            }
             _ if status == Status::ERR_NO_DEVICE => {
                 let given = || std::env::var("UCX_TLS").unwrap_or_else(|_| "all".to_owned());
                 Err(OpenError::Transports { list: options.transports.clone().unwrap_or_else(given), source: status })
@@ -111,7 +111,8 @@ impl Context {
         self.inner.ucx.path()
     }
 
-    /// Allocates and registers `bytes` of host memory, zeroed, from a page boundary on.
+    /// Allocates and registers `bytes` of host memory, zeroed, from a page boundary on. Peers on this host can map it, which
+    /// makes it the fastest target there is.
     ///
     /// # Errors
     ///
@@ -141,6 +142,29 @@ impl Context {
         // SAFETY: the caller's promise, passed on.
         let memory = unsafe { HostMemory::borrow(base, bytes, owner) }?;
         Region::register(self, memory)
+    }
+
+    /// Whether `region` was registered with this context. Another's is of no use here.
+    #[must_use]
+    pub fn owns(&self, region: &Region) -> bool {
+        Arc::ptr_eq(&self.inner, &region.context().inner)
+    }
+
+    pub(crate) fn options(&self) -> &ContextOptions {
+        &self.inner.options
+    }
+
+    pub(crate) fn add_region(&self, id: RegionId, region: WeakRegion) {
+        self.inner.regions.lock().insert(id, region);
+    }
+
+    pub(crate) fn remove_region(&self, id: RegionId) {
+        self.inner.regions.lock().remove(&id);
+    }
+
+    /// The region that a peer names, if it is registered.
+    pub(crate) fn region(&self, id: RegionId) -> Option<Region> {
+        self.inner.regions.lock().get(&id).and_then(WeakRegion::upgrade)
     }
 
     pub(crate) fn ucx(&self) -> &'static Ucx {

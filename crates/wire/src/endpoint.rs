@@ -1,16 +1,26 @@
 //! Connections and imported memory, as callers name them.
 
-use crate::region::RegionCard;
+use crate::region::{RegionCard, RegionId};
 
 /// One connection of one worker. Never reused: a peer that comes back gets another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EndpointId(pub(crate) u64);
+
+/// One of the transports that UCX uses for an endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lane {
+    /// As in `UCX_TLS`, or the transport behind such a name.
+    pub transport: String,
+    /// As in `UCX_NET_DEVICES`.
+    pub device: String,
+}
 
 /// A peer's region, reachable through one endpoint. Plain data; the key behind it lives as long as the endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteRegion {
     pub(crate) endpoint: EndpointId,
     pub(crate) key: KeyId,
+    pub(crate) id: RegionId,
     base: u64,
     bytes: u64,
 }
@@ -23,7 +33,7 @@ impl RemoteRegion {
     /// `None` if the claimed range is empty or wraps: then no offset inside of it could be trusted.
     pub(crate) fn new(endpoint: EndpointId, key: KeyId, card: &RegionCard) -> Option<Self> {
         let (base, bytes) = (card.base, card.bytes);
-        (bytes > 0 && base.checked_add(bytes).is_some()).then_some(Self { endpoint, key, base, bytes })
+        (bytes > 0 && base.checked_add(bytes).is_some()).then_some(Self { endpoint, key, id: card.id, base, bytes })
     }
 
     /// First address in the peer's address space.

@@ -5,6 +5,10 @@ use std::time::Duration;
 use thiserror::Error;
 use ucx_sys::{LoadError, Status};
 
+use crate::address::AddressError;
+use crate::inbox::message::Refusal;
+use crate::route::Route;
+
 /// UCX could not be opened or set up. Nothing is left behind; fix the setup and open again.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -38,6 +42,9 @@ pub enum OpenError {
         /// UCX's reason.
         source: Status,
     },
+    /// There is no memory for the inbox. Ask for a smaller one.
+    #[error("cannot set up the inbox")]
+    Inbox(#[from] RegionError),
     /// The operating system refused a thread or a file descriptor.
     #[error("cannot start the progress thread")]
     System(#[from] std::io::Error),
@@ -91,6 +98,9 @@ pub enum CommandError {
     /// The endpoint was closed or has failed. Connect again.
     #[error("no such endpoint")]
     NoEndpoint,
+    /// See the source.
+    #[error("cannot connect to the address")]
+    Address(#[from] AddressError),
     /// UCX could not make sense of the peer's address: another build of UCX, or no common transport.
     #[error("UCX cannot connect to the address")]
     Connect {
@@ -102,6 +112,15 @@ pub enum CommandError {
     Key {
         /// UCX's reason.
         source: Status,
+    },
+    /// The card is not of the process that the endpoint leads to: of an earlier life of it, or of another peer. Ask the
+    /// peer for its cards.
+    #[error("the region of {bytes} B at {base:#x} does not belong to the peer of the endpoint")]
+    Foreign {
+        /// First address, as claimed.
+        base: u64,
+        /// Length, as claimed.
+        bytes: u64,
     },
     /// Send less in one frame.
     #[error("a payload of {bytes} B is over the limit")]
@@ -167,6 +186,12 @@ pub enum TransferError {
         /// Index of the part.
         part: usize,
     },
+    /// The local region was registered with another context. Register it with this worker's.
+    #[error("part {part}: the local region belongs to another context")]
+    OtherContext {
+        /// Index of the part.
+        part: usize,
+    },
     /// See the source.
     #[error("the transfer was not queued")]
     Command(#[from] CommandError),
@@ -189,6 +214,30 @@ pub enum PutError {
         /// UCX's reason for the first that failed.
         source: Status,
     },
+    /// The peer has undone the registration of this memory. Ask it for its cards.
+    #[error("the target region of {bytes} B at {base:#x} is not registered any more")]
+    Withdrawn {
+        /// First address, in the peer.
+        base: u64,
+        /// Length.
+        bytes: u64,
+    },
+    /// The peer did not take the transfer: nothing of it was written.
+    #[error("the peer refused the transfer")]
+    Refused {
+        /// The peer's reason.
+        #[source]
+        refusal: Refusal,
+    },
+    /// The options ask for a route that this transfer cannot take: nothing was written.
+    #[error("the route {route} cannot be taken to this target")]
+    RouteUnavailable {
+        /// The route.
+        route: Route,
+    },
+    /// There is no memory to gather in. Nothing more is written.
+    #[error("no memory to gather in")]
+    NoMemory,
     /// The writes left, but nothing proves that they arrived.
     #[error("the flush behind the puts failed")]
     Flush {

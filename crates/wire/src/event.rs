@@ -7,6 +7,7 @@ use ucx_sys::Status;
 use crate::endpoint::EndpointId;
 use crate::error::PutError;
 use crate::frame::{Frame, FrameError};
+use crate::route::{Route, RouteReason};
 
 /// The caller's name for a transfer, given when it is posted and told back when it has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -17,10 +18,14 @@ pub struct TransferId(pub u64);
 pub struct TransferStats {
     /// Bytes written.
     pub bytes: u64,
-    /// Contiguous copies posted.
+    /// Contiguous copies that the transfer is made of.
     pub runs: u64,
-    /// From the first post to the end of the flush.
+    /// From its start to its end.
     pub elapsed: Duration,
+    /// The way it took.
+    pub route: Route,
+    /// Why it took that way.
+    pub reason: RouteReason,
 }
 
 /// Something that happened on the progress thread.
@@ -38,19 +43,20 @@ pub enum Event {
         /// UCX's reason.
         status: Status,
     },
-    /// More of a transfer has been handed to UCX. Sent at intervals, never for the last byte.
+    /// More of a transfer is on its way. Sent at intervals, never for the last byte.
     Progress {
         /// The transfer.
         transfer: TransferId,
-        /// Bytes posted so far; up to a send window of them may still be on their way.
+        /// Bytes copied, gathered or put so far.
         bytes: u64,
     },
     /// A transfer has ended, once each.
     TransferDone {
         /// The transfer.
         transfer: TransferId,
-        /// `Ok`: every put completed, the flush behind them completed, and the endpoint has not failed, so the bytes are
-        /// visible to the peer.
+        /// `Ok`: the bytes are visible to the peer when it acts on a message sent after this, because they were copied into
+        /// its memory, or every put and the flush behind them completed and the endpoint has not failed, or the peer has
+        /// scattered them and said so.
         result: Result<TransferStats, PutError>,
     },
 }

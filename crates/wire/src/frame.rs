@@ -10,7 +10,27 @@ pub const PROTOCOL_VERSION: u16 = 1;
 /// Most bytes of payload that a frame may carry: a block map of 131,072 blocks and room to spare.
 pub const FRAME_PAYLOAD_BYTES_MAX: usize = 1 << 20;
 
-const MAGIC: [u8; 4] = *b"KVFY";
+/// Whom a frame is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Audience {
+    /// The owner of the worker.
+    Caller,
+    /// The worker itself: an inbox and its users.
+    Worker,
+}
+
+impl Audience {
+    fn magic(self) -> [u8; 4] {
+        match self {
+            Self::Caller => *b"KVFY",
+            Self::Worker => *b"KVFW",
+        }
+    }
+
+    fn of(magic: [u8; 4]) -> Option<Self> {
+        [Self::Caller, Self::Worker].into_iter().find(|audience| audience.magic() == magic)
+    }
+}
 
 /// Bytes of the header in front of the payload.
 pub(crate) const HEADER_BYTES: usize = size_of::<Header>();
@@ -73,6 +93,12 @@ pub enum FrameError {
         /// Received behind the header.
         found: usize,
     },
+    /// A message between workers that this one cannot read. The peer runs another release, or something is damaged.
+    #[error("message of {bytes} B between workers cannot be read")]
+    Unreadable {
+        /// Bytes of the payload.
+        bytes: usize,
+    },
     /// Meant for an earlier life of this address. The peer must connect again.
     #[error("frame is for epoch {theirs:016x}, this worker is {ours:016x}")]
     StaleEpoch {
@@ -84,10 +110,16 @@ pub enum FrameError {
 }
 
 /// Header and payload in one buffer. The caller has checked the payload against [`FRAME_PAYLOAD_BYTES_MAX`].
-pub(crate) fn encode(source_epoch: u64, destination_epoch: u64, kind: u16, payload: &[u8]) -> Vec<u8> {
+pub(crate) fn encode(
+    audience: Audience,
+    source_epoch: u64,
+    destination_epoch: u64,
+    kind: u16,
+    payload: &[u8],
+) -> Vec<u8> {
     let payload_bytes = u32::try_from(payload.len()).expect("checked against FRAME_PAYLOAD_BYTES_MAX");
     let header = Header {
-        magic: MAGIC,
+        magic: audience.magic(),
         version: U16::new(PROTOCOL_VERSION),
         kind: U16::new(kind),
         source_epoch: U64::new(source_epoch),
@@ -101,12 +133,12 @@ pub(crate) fn encode(source_epoch: u64, destination_epoch: u64, kind: u16, paylo
 }
 
 /// Parses a message received by the worker of epoch `epoch`.
-pub(crate) fn parse(epoch: u64, mut message: Vec<u8>) -> Result<Frame, FrameError> {
+pub(crate) fn parse(epoch: u64, mut message: Vec<u8>) -> Result<(Audience, Frame), FrameError> {
     let bytes = message.len() as u64;
     let Ok((header, payload)) = Header::read_from_prefix(&message) else { return Err(FrameError::Size { bytes }) };
-    if header.magic != MAGIC {
+    let Some(audience) = Audience::of(header.magic) else {
         return Err(FrameError::Magic { found: header.magic });
-    }
+    };
     if header.version.get() != PROTOCOL_VERSION {
         return Err(FrameError::Version { theirs: header.version.get() });
     }
@@ -121,7 +153,8 @@ pub(crate) fn parse(epoch: u64, mut message: Vec<u8>) -> Result<Frame, FrameErro
         return Err(FrameError::StaleEpoch { theirs: header.destination_epoch.get(), ours: epoch });
     }
     message.drain(..HEADER_BYTES);
-    Ok(Frame { source_epoch: header.source_epoch.get(), kind: header.kind.get(), payload: message })
+    let (source_epoch, kind) = (header.source_epoch.get(), header.kind.get());
+    Ok((audience, Frame { source_epoch, kind, payload: message }))
 }
 
 #[cfg(test)]
@@ -131,9 +164,9 @@ mod tests {
     use super::*;
 
     fn altered(byte: usize, xor: u8) -> Result<Frame, FrameError> {
-        let mut message = encode(1, 2, 3, b"payload");
+        let mut message = encode(Audience::Caller, 1, 2, 3, b"payload");
         message[byte] ^= xor;
-        parse(2, message)
+        parse(2, message).map(|(_, frame)| frame)
     }
 
     #[test]
@@ -144,24 +177,27 @@ mod tests {
         assert_eq!(altered(16, 1), Err(FrameError::StaleEpoch { theirs: 3, ours: 2 }));
         assert_eq!(altered(24, 1), Err(FrameError::Length { claimed: 6, found: 7 }));
         assert_eq!(parse(2, vec![0; HEADER_BYTES - 1]), Err(FrameError::Size { bytes: 27 }));
-        let long = encode(1, 2, 3, &vec![0; FRAME_PAYLOAD_BYTES_MAX + 1]);
+        let long = encode(Audience::Caller, 1, 2, 3, &vec![0; FRAME_PAYLOAD_BYTES_MAX + 1]);
         assert!(matches!(parse(2, long), Err(FrameError::Size { .. })));
     }
 
     proptest! {
         #[test]
         fn what_is_sent_is_what_arrives(source: u64, destination: u64, kind: u16, payload: Vec<u8>) {
-            let message = encode(source, destination, kind, &payload);
-            prop_assert_eq!(parse(destination, message), Ok(Frame { source_epoch: source, kind, payload }));
+            for audience in [Audience::Caller, Audience::Worker] {
+                let message = encode(audience, source, destination, kind, &payload);
+                let frame = Frame { source_epoch: source, kind, payload: payload.clone() };
+                prop_assert_eq!(parse(destination, message), Ok((audience, frame)));
+            }
         }
 
         #[test]
         fn any_bytes_are_an_error_and_never_a_panic(mut message: Vec<u8>, keep_magic: bool) {
             if keep_magic && message.len() >= 6 {
-                message[..4].copy_from_slice(&MAGIC);
+                message[..4].copy_from_slice(&Audience::Caller.magic());
                 message[4..6].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
             }
-            if let Ok(frame) = parse(0, message) {
+            if let Ok((_, frame)) = parse(0, message) {
                 prop_assert!(frame.payload.len() <= FRAME_PAYLOAD_BYTES_MAX);
             }
         }

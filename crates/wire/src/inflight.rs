@@ -1,20 +1,22 @@
-//! One transfer from its first put to the end of its flush. The rule that a transfer is over only when every put has
-//! completed, the flush behind them has, and the endpoint has not failed, is kept here and nowhere else: a flush alone
-//! succeeds although the puts before it failed (measured on UCX 1.22).
+//! One transfer, whatever its route, from its start to its one end.
 
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ucx_sys::Status;
 
+use crate::connection::{Connection, Sender};
+use crate::context::Context;
+use crate::direct::{Copiers, Direct};
 use crate::endpoint::EndpointId;
 use crate::error::PutError;
 use crate::event::{TransferId, TransferStats};
-use crate::raw::{Batch, Operation, RawEndpoint};
-use crate::transfer::{Cursor, Size};
-
-/// Puts that UCX holds at a time for one transfer.
-const WINDOW: u64 = 256;
+use crate::inbox::message::{Refusal, StreamId};
+use crate::inbox::outbox::Outbox;
+use crate::inbox::source::{Desk, Filling};
+use crate::route::{self, Route, RouteReason};
+use crate::runs::Runs;
+use crate::transfer::Work;
 
 /// Between two tellings of a transfer's progress.
 const TELL_INTERVAL: Duration = Duration::from_millis(50);
@@ -22,92 +24,205 @@ const TELL_INTERVAL: Duration = Duration::from_millis(50);
 pub(crate) struct InFlight {
     pub(crate) endpoint: EndpointId,
     pub(crate) transfer: TransferId,
-    batch: Rc<Batch>,
-    cursor: Cursor,
-    size: Size,
-    posted_bytes: u64,
-    flush: Option<Operation>,
+    work: Arc<Work>,
+    carrier: Carrier,
+    route: (Route, RouteReason),
     started: Instant,
     told: (Instant, u64),
+    /// The last time something moved, and how much had by then.
+    moved: (Instant, Mark),
+}
+
+/// What of a transfer has happened: it changes when something moves.
+type Mark = (u64, u64);
+
+/// A route, at work.
+enum Carrier {
+    Runs(Runs),
+    Direct(Direct),
+    Inbox(Filling),
+    /// Over before it began.
+    Ended(Result<(), PutError>),
 }
 
 impl InFlight {
-    pub(crate) fn new(endpoint: EndpointId, transfer: TransferId, batch: Rc<Batch>, size: Size) -> Self {
-        let started = Instant::now();
-        Self {
-            endpoint,
-            transfer,
-            batch,
-            cursor: Cursor::default(),
-            size,
-            posted_bytes: 0,
-            flush: None,
-            started,
-            told: (started, 0),
+    /// Chooses the route. `connection` is `None` if it is gone.
+    pub(crate) fn new(
+        endpoint: EndpointId,
+        transfer: TransferId,
+        work: Work,
+        context: &Context,
+        copiers: &Copiers,
+        connection: Option<&mut Connection>,
+        stream: StreamId,
+    ) -> Self {
+        let work = Arc::new(work);
+        let (carrier, route) = match connection {
+            Some(connection) => choose(&work, context, copiers, connection, stream),
+            // `step` says why it is gone.
+            None => (Carrier::Ended(Ok(())), (Route::Runs, RouteReason::Empty)),
+        };
+        let now = Instant::now();
+        Self { endpoint, transfer, work, carrier, route, started: now, told: (now, 0), moved: (now, (0, 0)) }
+    }
+
+    pub(crate) fn moved_bytes(&self) -> u64 {
+        match &self.carrier {
+            Carrier::Runs(runs) => runs.moved_bytes(),
+            Carrier::Direct(direct) => direct.moved_bytes(),
+            Carrier::Inbox(filling) => filling.moved_bytes(),
+            Carrier::Ended(_) => 0,
         }
     }
 
-    pub(crate) fn posted_bytes(&self) -> u64 {
-        self.posted_bytes
+    fn outstanding(&self) -> u64 {
+        match &self.carrier {
+            Carrier::Runs(runs) => runs.outstanding(),
+            Carrier::Inbox(filling) => filling.outstanding(),
+            Carrier::Direct(_) | Carrier::Ended(_) => 0,
+        }
     }
 
-    /// Bytes posted, if it is time to tell and there are more than the last time.
+    /// What has to end by itself before a transfer that is cut off is over.
+    fn lingering(&self) -> u64 {
+        match &self.carrier {
+            Carrier::Direct(direct) => direct.abandon(),
+            _ => self.outstanding(),
+        }
+    }
+
+    /// Bytes on their way, if it is time to tell and there are more than the last time.
     pub(crate) fn progress_to_tell(&mut self) -> Option<u64> {
-        let due = self.told.0.elapsed() >= TELL_INTERVAL && self.posted_bytes > self.told.1;
+        let bytes = self.moved_bytes();
+        let due = bytes > self.told.1 && self.told.0.elapsed() >= TELL_INTERVAL;
         due.then(|| {
-            self.told = (Instant::now(), self.posted_bytes);
-            self.posted_bytes
+            self.told = (Instant::now(), bytes);
+            bytes
         })
     }
 
-    /// Posts, flushes or waits. Returns how the transfer ended, once it has and nothing of it is posted any more.
+    /// Whether nothing has moved for `deadline`.
+    pub(crate) fn has_stalled(&mut self, now: Instant, deadline: Duration) -> bool {
+        let mark = (self.moved_bytes(), self.outstanding());
+        if mark != self.moved.1 {
+            self.moved = (now, mark);
+        }
+        now.saturating_duration_since(self.moved.0) >= deadline
+    }
+
+    /// The name of the transfer at the peer's inbox, if it takes that way.
+    pub(crate) fn stream(&self) -> Option<StreamId> {
+        match &self.carrier {
+            Carrier::Inbox(filling) => Some(filling.stream()),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn granted(&mut self, chunks: &[u32]) {
+        if let Carrier::Inbox(filling) = &mut self.carrier {
+            filling.granted(chunks);
+        }
+    }
+
+    pub(crate) fn landed(&mut self) {
+        if let Carrier::Inbox(filling) = &mut self.carrier {
+            filling.landed();
+        }
+    }
+
+    pub(crate) fn refused(&mut self, refusal: Refusal) {
+        if let Carrier::Inbox(filling) = &mut self.carrier {
+            filling.refused(refusal, &self.work);
+        }
+    }
+
+    /// Moves the transfer along. Returns how it ended, once it has and nothing of it is posted any more.
     ///
-    /// `endpoint` is why it is gone, if it is.
-    pub(crate) fn step(&mut self, endpoint: Result<&RawEndpoint, Status>) -> Option<Result<TransferStats, PutError>> {
-        let endpoint = match endpoint {
-            Ok(endpoint) => endpoint,
+    /// `connection` is why it is gone, if it is.
+    pub(crate) fn step(
+        &mut self,
+        connection: Result<&mut Connection, Status>,
+        context: &Context,
+        sender: &Sender<'_>,
+        outbox: &mut Outbox,
+    ) -> Option<Result<TransferStats, PutError>> {
+        let ended = match connection {
+            Ok(connection) => self.advance(connection, context, sender, outbox),
             // The forced close ends the flush too; its request names no memory, so it is not waited for.
-            Err(source) => return (self.batch.outstanding() == 0).then_some(Err(PutError::Endpoint { source })),
+            Err(source) => (self.lingering() == 0).then_some(Err(PutError::Endpoint { source })),
         };
-        if let Some(flush) = &self.flush {
-            return flush.result().map(|status| self.flushed(endpoint, status));
+        if ended.is_some()
+            && let Carrier::Inbox(filling) = &mut self.carrier
+        {
+            filling.release(outbox);
         }
-        if self.batch.first_error() == Status::OK && !self.post(endpoint) {
-            return None;
-        }
-        if self.batch.outstanding() > 0 {
-            return None;
-        }
-        if self.batch.first_error() != Status::OK {
-            return Some(Err(PutError::Put { source: self.batch.first_error() }));
-        }
-        let flush = endpoint.flush();
-        let ended = flush.result().map(|status| self.flushed(endpoint, status));
-        self.flush = Some(flush);
-        ended
+        let (route, reason) = self.route;
+        let (bytes, runs, elapsed) = (self.work.size.bytes, self.work.size.runs, self.started.elapsed());
+        ended.map(|result| result.map(|()| TransferStats { bytes, runs, elapsed, route, reason }))
     }
 
-    /// Fills the window. Returns whether everything has been posted.
-    fn post(&mut self, endpoint: &RawEndpoint) -> bool {
-        // One window a call, even if UCX completes each put at once: other transfers have their turn too.
-        for _ in 0..WINDOW {
-            if self.batch.outstanding() >= WINDOW || self.batch.first_error() != Status::OK {
-                return false;
+    fn advance(
+        &mut self,
+        connection: &mut Connection,
+        context: &Context,
+        sender: &Sender<'_>,
+        outbox: &mut Outbox,
+    ) -> Option<Result<(), PutError>> {
+        match &mut self.carrier {
+            Carrier::Runs(runs) => runs.step(&self.work, &connection.raw),
+            Carrier::Direct(direct) => direct.step().map(|result| match connection.failure(true) {
+                Status::OK => result,
+                source => Err(PutError::Endpoint { source }),
+            }),
+            Carrier::Ended(result) => Some(*result),
+            Carrier::Inbox(filling) => {
+                let Some(inbox) = connection.inbox().cloned() else {
+                    return Some(Err(PutError::RouteUnavailable { route: self.route.0 }));
+                };
+                let mut said = Vec::new();
+                let mut say = |body| said.push(body);
+                let mut desk = Desk { context, endpoint: &connection.raw, inbox: &inbox, outbox, say: &mut say };
+                let ended = filling.step(&self.work, &mut desk);
+                for body in said {
+                    connection.say(sender, body);
+                }
+                ended
             }
-            let Some((part, run)) = self.cursor.next(&self.batch.parts) else { return true };
-            endpoint.put(&self.batch, part, run);
-            self.posted_bytes += run.bytes;
         }
-        false
     }
+}
 
-    fn flushed(&self, endpoint: &RawEndpoint, status: Status) -> Result<TransferStats, PutError> {
-        match (endpoint.failure(), status) {
-            (Status::OK, Status::OK) => {
-                Ok(TransferStats { bytes: self.size.bytes, runs: self.size.runs, elapsed: self.started.elapsed() })
-            }
-            (Status::OK, source) => Err(PutError::Flush { source }),
-            (source, _) => Err(PutError::Endpoint { source }),
-        }
+fn choose(
+    work: &Arc<Work>,
+    context: &Context,
+    copiers: &Copiers,
+    connection: &mut Connection,
+    stream: StreamId,
+) -> (Carrier, (Route, RouteReason)) {
+    let facts = connection.facts(context, work);
+    let unavailable = |route| (Carrier::Ended(Err(PutError::RouteUnavailable { route })), (route, RouteReason::Forced));
+    let (route, reason) = match route::choose(&facts) {
+        Ok(chosen) => chosen,
+        Err(route) => return unavailable(route),
+    };
+    if reason == RouteReason::Empty {
+        return (Carrier::Ended(Ok(())), (route, reason));
     }
+    // A region that its owner has given up would be written all the same over cma: there is no key to check.
+    if let Some(error) = connection.withdrawn(work) {
+        return (Carrier::Ended(Err(error)), (route, reason));
+    }
+    let carrier = match route {
+        Route::Direct => {
+            connection.targets(work).map(|targets| Carrier::Direct(Direct::new(work.clone(), targets, copiers)))
+        }
+        Route::Landing => connection.inbox_mapped().map(|inbox| Carrier::Inbox(Filling::landing(stream, inbox))),
+        Route::Staged if facts.puts_emulated => Some(Carrier::Inbox(Filling::spoken(stream))),
+        Route::Staged => match connection.import_inbox() {
+            Ok(inbox) => Some(Carrier::Inbox(Filling::staged(stream, inbox))),
+            Err(source) => Some(Carrier::Ended(Err(PutError::Put { source }))),
+        },
+        Route::Runs => Some(Carrier::Runs(Runs::new(context, work))),
+    };
+    carrier.map_or_else(|| unavailable(route), |carrier| (carrier, (route, reason)))
 }

@@ -11,25 +11,46 @@
 //! - Peer error handling is always on: a peer that dies is an [`Event::EndpointFailed`].
 #![deny(unsafe_code)]
 
+mod address;
+mod connection;
 mod context;
+mod copy;
+mod cursor;
+mod delivery;
+mod direct;
 mod endpoint;
 mod error;
 mod event;
 mod frame;
+mod inbox;
 mod inflight;
 mod memory;
+mod options;
+mod pieces;
+mod process;
 mod progress;
 mod raw;
 mod region;
+mod report;
+mod route;
+mod runs;
+mod service;
+mod share;
 mod transfer;
 mod worker;
 
-pub use context::{Context, ContextOptions};
-pub use endpoint::{EndpointId, RemoteRegion};
+pub use address::AddressError;
+pub use context::Context;
+pub use endpoint::{EndpointId, Lane, RemoteRegion};
 pub use error::{CommandError, OpenError, PutError, RegionError, TransferError};
 pub use event::{Event, TransferId, TransferStats};
 pub use frame::{FRAME_PAYLOAD_BYTES_MAX, Frame, FrameError, PROTOCOL_VERSION};
+pub use inbox::message::Refusal;
+pub use options::ContextOptions;
+pub use pieces::{Dim, Piece, SlotPair};
 pub use region::{Region, RegionCard};
-pub use transfer::{Dim, Part, Piece, SlotPair};
+pub use report::{Finding, Report, RouteTrial, TrialError, UcxFound, report};
+pub use route::{Route, RouteReason};
+pub use transfer::Part;
 pub use ucx_sys::{Status, Version};
 pub use worker::Worker;

@@ -14,7 +14,9 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
+use crate::copy::{self, Stores};
 use crate::error::RegionError;
+use crate::share::{Share, ShareCard};
 
 /// A live range of host memory.
 #[derive(Debug)]
@@ -29,6 +31,8 @@ pub(crate) struct HostMemory {
 /// Who unmaps the memory.
 #[derive(Debug)]
 enum Owner {
+    /// The memory file.
+    Share(Share),
     /// `HostMemory`, on drop.
     Mapping,
     /// The caller; held, not used.
@@ -41,9 +45,13 @@ unsafe impl Send for HostMemory {}
 unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
-    /// Maps `bytes` of zeroed memory. Pages are taken when first touched.
+    /// Maps `bytes` of zeroed memory that peers on this host can map too, or, where the system has no memory files, that
+    /// they cannot. Pages are taken when first touched.
     pub(crate) fn allocate(bytes: u64) -> Result<Self, RegionError> {
         let length = length(bytes)?;
+        if let Some(share) = Share::create(length) {
+            return Ok(Self { base: share.base(), bytes: length, owner: Owner::Share(share), copies: RwLock::new(()) });
+        }
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice replaces nothing.
         let mapping =
             unsafe { mmap_anonymous(ptr::null_mut(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) };
@@ -66,6 +74,21 @@ impl HostMemory {
             return Err(RegionError::Allocation { bytes });
         }
         Ok(Self { base, bytes: length, owner: Owner::Caller { _owner: owner }, copies: RwLock::new(()) })
+    }
+
+    /// How peers on this host find the memory, if they can.
+    pub(crate) fn share(&self) -> Option<ShareCard> {
+        match &self.owner {
+            Owner::Share(share) => share.card(),
+            Owner::Mapping | Owner::Caller { .. } => None,
+        }
+    }
+
+    /// Tells peers that map the memory that it is no longer registered.
+    pub(crate) fn withdraw(&self) {
+        if let Owner::Share(share) = &self.owner {
+            share.withdraw();
+        }
     }
 
     pub(crate) fn base(&self) -> *mut c_void {
@@ -92,7 +115,7 @@ impl HostMemory {
         let to = self.at(offset, from.len())?;
         let _alone = self.copies.write();
         // SAFETY: `at` checked the range; `from` is a live reference, so nobody may have registered its memory.
-        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+        unsafe { copy::copy(from.as_ptr(), to, from.len(), Stores::Cached) };
         Ok(())
     }
 
@@ -100,7 +123,7 @@ impl HostMemory {
         let from = self.at(offset, to.len())?;
         let _no_writer = self.copies.read();
         // SAFETY: as in `write`, the other way round.
-        unsafe { ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
+        unsafe { copy::copy(from, to.as_mut_ptr(), to.len(), Stores::Cached) };
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! The progress thread: takes commands, posts runs, moves UCX along, sleeps when nothing is in flight.
+//! The progress thread: takes commands, moves transfers and UCX along, serves the inbox, sleeps when there is nothing to do.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
@@ -8,18 +8,27 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::{Receiver, Sender};
+use crossbeam::channel::{Receiver, Sender as Channel};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use ucx_sys::Status;
 
+use crate::address::WorkerCard;
+use crate::connection::{Closed, Connection, Leaving, Neighbour, Sender};
 use crate::context::Context;
-use crate::endpoint::{EndpointId, KeyId};
+use crate::direct::Copiers;
+use crate::endpoint::{EndpointId, KeyId, Lane};
 use crate::error::{CommandError, OpenError};
 use crate::event::{Event, TransferId};
-use crate::frame::{self, FrameError};
+use crate::frame::{self, Audience, Frame, FrameError};
+use crate::inbox::message::{Body, Message, StreamId};
+use crate::inbox::outbox::Outbox;
+use crate::inbox::target::Peer;
 use crate::inflight::InFlight;
-use crate::raw::{Batch, Closing, Inbound, RawEndpoint, RawWorker};
-use crate::transfer::{Part, Size};
+use crate::raw::{Closing, Inbound, RawWorker};
+use crate::region::RegionCard;
+use crate::service::Service;
+use crate::share::Mapped;
+use crate::transfer::Work;
 
 /// Commands taken between two looks at UCX.
 const COMMANDS_PER_TURN: usize = 64;
@@ -28,7 +37,13 @@ const COMMANDS_PER_TURN: usize = 64;
 const PROGRESS_PER_TURN: usize = 64;
 
 /// Events that may wait for the owner before no more messages are taken from UCX.
-const EVENTS_MAX: usize = 1 << 14;
+const EVENTS_MAX: usize = 1 << 10;
+
+/// How long the thread looks on for more before it sleeps: an answer on one host comes sooner than a sleeper wakes.
+const LINGER: Duration = Duration::from_micros(50);
+
+/// Between two times that a busy thread asks the kernel whether its peers live. A sleeping one is woken.
+const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// How long an idle thread sleeps at most. Nothing depends on its waking; it bounds what a lost wake-up could cost.
 const SLEEP_MAX: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
@@ -38,11 +53,33 @@ const STOP_DEADLINE: Duration = Duration::from_secs(1);
 
 /// What a caller asks of the thread.
 pub(crate) enum Command {
-    Connect { endpoint: EndpointId, address: Vec<u8>, peer_epoch: u64, reply: Sender<Result<(), CommandError>> },
-    Import { endpoint: EndpointId, key: KeyId, packed: Vec<u8>, reply: Sender<Result<(), CommandError>> },
-    Send { endpoint: EndpointId, kind: u16, payload: Vec<u8> },
+    Connect {
+        endpoint: EndpointId,
+        card: WorkerCard,
+        neighbour: Neighbour,
+        peer_epoch: u64,
+        reply: Channel<Result<(), CommandError>>,
+    },
+    Import {
+        endpoint: EndpointId,
+        key: KeyId,
+        card: RegionCard,
+        target: Option<Arc<Mapped>>,
+        reply: Channel<Result<(), CommandError>>,
+    },
+    Send {
+        endpoint: EndpointId,
+        kind: u16,
+        payload: Vec<u8>,
+    },
     Put(Posted),
-    Close { endpoint: EndpointId },
+    Lanes {
+        endpoint: EndpointId,
+        reply: Channel<Result<Option<Vec<Lane>>, CommandError>>,
+    },
+    Close {
+        endpoint: EndpointId,
+    },
     Stop,
 }
 
@@ -50,14 +87,20 @@ pub(crate) enum Command {
 pub(crate) struct Posted {
     pub(crate) endpoint: EndpointId,
     pub(crate) transfer: TransferId,
-    pub(crate) parts: Vec<Part>,
-    pub(crate) size: Size,
+    pub(crate) work: Work,
+    pub(crate) notice: Option<Notice>,
+}
+
+/// A frame that is sent when a transfer has ended well.
+pub(crate) struct Notice {
+    pub(crate) kind: u16,
+    pub(crate) payload: Vec<u8>,
 }
 
 /// What ties the thread to its handle.
 pub(crate) struct Links {
     pub(crate) commands: Receiver<Command>,
-    pub(crate) events: Sender<Event>,
+    pub(crate) events: Channel<Event>,
     pub(crate) wake: Arc<OwnedFd>,
 }
 
@@ -67,16 +110,16 @@ pub(crate) fn wake(fd: &OwnedFd) {
 }
 
 /// The body of the thread. Says through `started` how the start went.
-pub(crate) fn run(context: Context, epoch: u64, links: Links, started: &Sender<Result<Vec<u8>, OpenError>>) {
+pub(crate) fn run(context: Context, epoch: u64, links: Links, started: &Channel<Result<Vec<u8>, OpenError>>) {
     match Progress::start(context, epoch, links) {
         Ok((mut progress, address)) => {
             if started.send(Ok(address)).is_ok() {
                 progress.serve();
             }
             if !progress.stop() {
-                // UCX 1.13 has crashed in `ucp_worker_destroy` with operations pending on a dead peer (shared memory).
-                // Whatever is still open then is left to the end of the process.
-                tracing::warn!("some operations did not end; the worker is not destroyed");
+                // UCX 1.13 has crashed in `ucp_worker_destroy` with operations pending on a dead peer (shared memory), 1.22
+                // with lanes that were cut off in the middle of a put. Whatever there is then is left to the end of the process.
+                tracing::warn!("some operations were cut short; the worker is not destroyed");
                 let _abandoned = std::mem::ManuallyDrop::new(progress);
             }
         }
@@ -85,54 +128,66 @@ pub(crate) fn run(context: Context, epoch: u64, links: Links, started: &Sender<R
     }
 }
 
-/// A connection and the life of the peer it leads to.
-struct Endpoint {
-    raw: RawEndpoint,
-    peer_epoch: u64,
-}
-
 struct Progress {
     context: Context,
     epoch: u64,
+    /// This worker's address, as it is given to inboxes that are to answer.
+    address: Vec<u8>,
     links: Links,
-    endpoints: BTreeMap<EndpointId, Endpoint>,
-    closing: Vec<(EndpointId, Closing)>,
-    transfers: Vec<InFlight>,
+    connections: BTreeMap<EndpointId, Connection>,
+    leaving: Vec<Leaving>,
+    closing: Vec<(Closed, Closing)>,
+    transfers: Vec<(InFlight, Option<Notice>)>,
+    next_stream: u64,
+    outbox: Outbox,
+    copiers: Copiers,
+    service: Service,
     inbound: VecDeque<Inbound>,
     /// Frames that UCX has accepted and not sent.
     unsent: Rc<Cell<u64>>,
     running: bool,
+    /// When the kernel was last asked for the peers on this host.
+    looked: Instant,
     worker: Rc<RawWorker>, // last: everything above is UCX's
 }
 
 impl Progress {
     fn start(context: Context, epoch: u64, links: Links) -> Result<(Self, Vec<u8>), OpenError> {
         let worker = RawWorker::create(context.clone())?;
-        let address = worker.address()?;
         worker.event_fd()?; // refused here rather than at the first sleep
+        let copiers = Copiers::start(context.options().copy_threads.saturating_sub(1))?;
+        let service = Service::new(&context, &worker)?;
+        let address = WorkerCard::new(context.ucx_version(), worker.address()?, service.inbox_card()).to_bytes();
         let progress = Self {
             context,
             epoch,
+            address: address.clone(),
             links,
-            endpoints: BTreeMap::new(),
+            connections: BTreeMap::new(),
+            leaving: Vec::new(),
             closing: Vec::new(),
             transfers: Vec::new(),
+            next_stream: 0,
+            outbox: Outbox::default(),
+            copiers,
+            service,
             inbound: VecDeque::new(),
             unsent: Rc::new(Cell::new(0)),
             running: true,
+            looked: Instant::now(),
             worker,
         };
         Ok((progress, address))
     }
 
     fn serve(&mut self) {
+        let mut active = Instant::now();
         while self.running {
-            let busy = self.turn();
-            if !self.is_idle() {
-                if !busy {
-                    thread::yield_now(); // the other end may share this core
-                }
-            } else if !busy && self.links.events.len() < EVENTS_MAX && self.worker.arm() {
+            if self.turn() {
+                active = Instant::now();
+            } else if !self.is_idle() || active.elapsed() < LINGER {
+                thread::yield_now(); // the other end may share this core
+            } else if self.links.events.len() < EVENTS_MAX && self.worker.arm() {
                 self.sleep();
             }
         }
@@ -140,7 +195,8 @@ impl Progress {
 
     /// Nothing is in flight, so nothing is lost by sleeping until UCX or a caller has something.
     fn is_idle(&self) -> bool {
-        self.transfers.is_empty() && self.closing.is_empty() && self.inbound.is_empty() && self.unsent.get() == 0
+        let gone = self.leaving.is_empty() && self.closing.is_empty();
+        gone && self.transfers.is_empty() && self.inbound.is_empty() && self.unsent.get() == 0
     }
 
     /// Does a bounded amount of everything. Returns whether anything moved.
@@ -158,81 +214,121 @@ impl Progress {
             busy = true;
         }
         self.close_failed();
-        busy |= self.step_transfers();
         busy |= self.take_messages();
+        busy |= self.step_transfers();
+        let sender = Sender { epoch: self.epoch, address: &self.address, unsent: &self.unsent };
+        busy |= self.service.step(&sender);
+        self.cut_left();
         self.reap_closed();
         busy
     }
 
     fn carry_out(&mut self, command: Command) {
+        let sender = Sender { epoch: self.epoch, address: &self.address, unsent: &self.unsent };
         match command {
-            Command::Connect { endpoint, address, peer_epoch, reply } => {
-                let connected = self.worker.connect(&address).map(|raw| {
-                    self.endpoints.insert(endpoint, Endpoint { raw, peer_epoch });
+            Command::Connect { endpoint, card, neighbour, peer_epoch, reply } => {
+                let opened = Connection::open(&self.worker, endpoint, card, neighbour, peer_epoch);
+                let connected = opened.map(|connection| {
+                    self.connections.insert(endpoint, connection);
                 });
-                let _ = reply.send(connected.map_err(|source| CommandError::Connect { source })); // the caller may have given up
+                let _ = reply.send(connected); // the caller may have given up
             }
-            Command::Import { endpoint, key, packed, reply } => {
-                let imported = match self.endpoints.get_mut(&endpoint) {
-                    Some(endpoint) => endpoint.raw.import(key, &packed).map_err(|source| CommandError::Key { source }),
+            Command::Import { endpoint, key, card, target, reply } => {
+                let imported = match self.connections.get_mut(&endpoint) {
+                    Some(connection) => connection.import(key, &card, target),
                     None => Err(CommandError::NoEndpoint),
                 };
                 let _ = reply.send(imported); // as above
             }
             Command::Send { endpoint, kind, payload } => {
-                if let Some(endpoint) = self.endpoints.get(&endpoint) {
-                    let frame = frame::encode(self.epoch, endpoint.peer_epoch, kind, &payload);
-                    endpoint.raw.send(frame, &self.unsent);
+                if let Some(connection) = self.connections.get(&endpoint) {
+                    connection.send(&sender, kind, &payload);
                 }
             }
-            Command::Put(Posted { endpoint, transfer, parts, size }) => {
-                let batch = Batch::new(&self.context, parts);
-                self.transfers.push(InFlight::new(endpoint, transfer, batch, size));
+            Command::Put(Posted { endpoint, transfer, work, notice }) => {
+                let stream = StreamId(self.next_stream);
+                self.next_stream += 1;
+                let connection = self.connections.get_mut(&endpoint);
+                let transfer =
+                    InFlight::new(endpoint, transfer, work, &self.context, &self.copiers, connection, stream);
+                self.transfers.push((transfer, notice));
+            }
+            Command::Lanes { endpoint, reply } => {
+                let connection = self.connections.get(&endpoint).ok_or(CommandError::NoEndpoint);
+                let _ = reply.send(connection.map(|connection| connection.raw.lanes())); // as above
             }
             Command::Close { endpoint } => {
-                if let Some(endpoint_to_close) = self.endpoints.remove(&endpoint) {
-                    self.closing.push((endpoint, endpoint_to_close.raw.close(true)));
+                if let Some(connection) = self.connections.remove(&endpoint) {
+                    self.leaving.push(connection.leave());
                 }
             }
             Command::Stop => self.running = false,
         }
     }
 
-    /// Endpoints that UCX has reported as failed are closed by force, which ends what is posted on them.
+    /// Endpoints that UCX, or the kernel, has reported as failed are closed by force, which ends what is posted on them.
     fn close_failed(&mut self) {
-        let failed: Vec<EndpointId> =
-            self.endpoints.iter().filter(|(_, e)| e.raw.failure() != Status::OK).map(|(id, _)| *id).collect();
-        for id in failed {
-            if let Some(endpoint) = self.endpoints.remove(&id) {
-                let status = endpoint.raw.failure();
-                self.closing.push((id, endpoint.raw.close(true)));
-                self.tell(Event::EndpointFailed { endpoint: id, status });
+        let look = self.looked.elapsed() >= LOOK_INTERVAL;
+        if look {
+            self.looked = Instant::now();
+        }
+        let failed = self.connections.iter().map(|(id, connection)| (*id, connection.failure(look)));
+        for (id, status) in failed.filter(|(_, status)| *status != Status::OK).collect::<Vec<_>>() {
+            if let Some(connection) = self.connections.remove(&id) {
+                self.fail(connection, status);
             }
         }
+        let answers = self.service.take_failed().into_iter();
+        self.closing.extend(answers.map(|(peer, raw)| (Closed::Answer(peer), raw.close(true))));
+    }
+
+    fn fail(&mut self, connection: Connection, status: Status) {
+        let endpoint = connection.id;
+        self.closing.push((Closed::Caller(endpoint, status), connection.raw.close(true)));
+        self.tell(Event::EndpointFailed { endpoint, status });
     }
 
     fn step_transfers(&mut self) -> bool {
         let mut busy = false;
         let mut index = 0;
+        let now = Instant::now();
+        let mut stalled = Vec::new();
         while index < self.transfers.len() {
-            let transfer = &mut self.transfers[index];
-            let endpoint = match self.endpoints.get(&transfer.endpoint) {
-                Some(endpoint) => Ok(&endpoint.raw),
+            let (transfer, _) = &mut self.transfers[index];
+            let connection = match self.connections.get_mut(&transfer.endpoint) {
+                Some(connection) => Ok(connection),
                 None => Err(closed_because(&self.closing, transfer.endpoint)),
             };
-            let before = transfer.posted_bytes();
-            let ended = transfer.step(endpoint);
-            busy |= transfer.posted_bytes() > before || ended.is_some();
+            let before = transfer.moved_bytes();
+            let sender = Sender { epoch: self.epoch, address: &self.address, unsent: &self.unsent };
+            let ended = transfer.step(connection, &self.context, &sender, &mut self.outbox);
+            busy |= transfer.moved_bytes() > before || ended.is_some();
             if let Some(bytes) = transfer.progress_to_tell() {
                 let event = Event::Progress { transfer: transfer.transfer, bytes };
                 let _ = self.links.events.send(event); // as in `tell`
             }
             match ended {
                 Some(result) => {
-                    let transfer = self.transfers.swap_remove(index).transfer;
-                    self.tell(Event::TransferDone { transfer, result });
+                    let (ended, notice) = self.transfers.swap_remove(index);
+                    if let (Some(notice), Ok(_)) = (notice, &result)
+                        && let Some(connection) = self.connections.get(&ended.endpoint)
+                    {
+                        connection.send(&sender, notice.kind, &notice.payload);
+                    }
+                    self.tell(Event::TransferDone { transfer: ended.transfer, result });
                 }
-                None => index += 1,
+                None => {
+                    if transfer.has_stalled(now, self.context.options().stall_deadline) {
+                        stalled.push(transfer.endpoint);
+                    }
+                    index += 1;
+                }
+            }
+        }
+        // A peer that does not move has to be cut off: what was posted to it ends in no other way.
+        for endpoint in stalled {
+            if let Some(connection) = self.connections.remove(&endpoint) {
+                self.fail(connection, Status::ERR_TIMED_OUT);
             }
         }
         busy
@@ -249,22 +345,62 @@ impl Progress {
         while self.inbound.front().is_some_and(Inbound::is_complete) {
             let Some(message) = self.inbound.pop_front() else { break };
             let parsed = message.take().map_err(|bytes| FrameError::Size { bytes });
-            self.tell(match parsed.and_then(|message| frame::parse(self.epoch, message)) {
-                Ok(frame) => Event::Frame(frame),
-                Err(error) => Event::BadFrame(error),
-            });
+            match parsed.and_then(|message| frame::parse(self.epoch, message)) {
+                Ok((Audience::Caller, frame)) => self.tell(Event::Frame(frame)),
+                Ok((Audience::Worker, frame)) => self.hear(&frame),
+                Err(error) => self.tell(Event::BadFrame(error)),
+            }
             busy = true;
         }
         busy
     }
 
+    /// A message from another worker: to the transfer that it is about, or to this worker's inbox.
+    fn hear(&mut self, frame: &Frame) {
+        let Some(message) = Message::parse(&frame.payload) else {
+            return self.tell(Event::BadFrame(FrameError::Unreadable { bytes: frame.payload.len() }));
+        };
+        let endpoint = EndpointId(message.connection.0);
+        let peer = Peer { epoch: frame.source_epoch, connection: message.connection };
+        // Only the peer of the connection may speak of its transfers.
+        let from_peer = self.connections.get(&endpoint).is_some_and(|c| c.peer_epoch == peer.epoch);
+        let stream = match &message.body {
+            Body::Grant { stream, .. } | Body::Landed { stream } | Body::Refused { stream, .. } => Some(*stream),
+            _ => None,
+        };
+        let transfer = stream.filter(|_| from_peer).and_then(|stream| {
+            let mut transfers = self.transfers.iter_mut().map(|(transfer, _)| transfer);
+            transfers.find(|transfer| transfer.endpoint == endpoint && transfer.stream() == Some(stream))
+        });
+        match (message.body, transfer) {
+            (Body::Grant { chunks, .. }, Some(transfer)) => transfer.granted(&chunks),
+            (Body::Landed { .. }, Some(transfer)) => transfer.landed(),
+            (Body::Refused { refusal, .. }, Some(transfer)) => transfer.refused(refusal),
+            (body, _) => {
+                let answer = self.service.hear(peer, body);
+                self.closing.extend(answer.map(|raw| (Closed::Answer(peer), raw.close(true))));
+            }
+        }
+    }
+
+    /// Cuts the connections that have been left in good order, or have taken too long.
+    fn cut_left(&mut self) {
+        let sender = Sender { epoch: self.epoch, address: &self.address, unsent: &self.unsent };
+        let over: Vec<Leaving> = self.leaving.extract_if(.., |leaving| leaving.is_over(&sender)).collect();
+        self.closing.extend(over.into_iter().map(Leaving::cut));
+    }
+
     fn reap_closed(&mut self) {
         let transfers = &self.transfers;
-        let closed = |(id, closing): &mut (EndpointId, Closing)| {
-            closing.is_closed() && !transfers.iter().any(|transfer| transfer.endpoint == *id)
+        let closed = |(whose, closing): &mut (Closed, Closing)| {
+            let used = |id: &EndpointId| transfers.iter().any(|(transfer, _)| transfer.endpoint == *id);
+            closing.is_closed() && !matches!(whose, Closed::Caller(id, _) if used(id))
         };
-        for (_, closing) in self.closing.extract_if(.., closed) {
+        for (whose, closing) in self.closing.extract_if(.., closed) {
             closing.finish();
+            if let Closed::Answer(peer) = whose {
+                self.service.forget(peer);
+            }
         }
     }
 
@@ -276,7 +412,9 @@ impl Progress {
     fn sleep(&self) {
         let Ok(ucx) = self.worker.event_fd() else { return };
         let wake = self.links.wake.as_fd();
-        let mut fds = [PollFd::from_borrowed_fd(ucx, PollFlags::IN), PollFd::from_borrowed_fd(wake, PollFlags::IN)];
+        let processes = self.connections.values().filter_map(Connection::process).map(AsFd::as_fd);
+        let fds = [ucx, wake].into_iter().chain(processes);
+        let mut fds: Vec<PollFd<'_>> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         let _ = poll(&mut fds, Some(&SLEEP_MAX)); // interrupted is as good as woken
         let mut counter = [0; 8];
         let _ = rustix::io::read(&*self.links.wake, &mut counter); // empty is fine
@@ -288,26 +426,30 @@ impl Progress {
         while self.unsent.get() > 0 && Instant::now() < sent {
             self.turn();
         }
-        let flushes: Vec<_> = self.endpoints.values().map(|endpoint| endpoint.raw.flush()).collect();
-        while flushes.iter().any(|flush| flush.result().is_none()) && Instant::now() < sent {
-            self.turn();
-        }
-        for (id, endpoint) in std::mem::take(&mut self.endpoints) {
-            let busy = endpoint.raw.failure() != Status::OK || self.transfers.iter().any(|t| t.endpoint == id);
-            self.closing.push((id, endpoint.raw.close(busy)));
-        }
+        // Closing an endpoint by force under a put leaves lanes that UCX goes on discarding after it has said that the close is
+        // complete; 1.22 has aborted in `ucp_worker_destroy` over one of cma.
+        let cut_short = !self.transfers.is_empty();
+        let connections = std::mem::take(&mut self.connections).into_values();
+        self.leaving.extend(connections.map(Connection::leave));
+        let answers = self.service.take_all().into_iter();
+        self.closing.extend(answers.map(|(peer, raw)| (Closed::Answer(peer), raw.close(true))));
         let closed = Instant::now() + STOP_DEADLINE;
-        while !(self.closing.is_empty() && self.transfers.is_empty()) && Instant::now() < closed {
+        while !(self.leaving.is_empty() && self.closing.is_empty() && self.transfers.is_empty())
+            && Instant::now() < closed
+        {
             if !self.turn() {
                 thread::yield_now();
             }
         }
-        self.is_idle()
+        self.is_idle() && !cut_short
     }
 }
 
 /// Why an endpoint is no longer there: the peer's failure, else that this side closed it.
-fn closed_because(closing: &[(EndpointId, Closing)], endpoint: EndpointId) -> Status {
-    let failure = closing.iter().find(|(id, _)| *id == endpoint).map(|(_, closing)| closing.failure());
-    failure.filter(|status| *status != Status::OK).unwrap_or(Status::ERR_CANCELED)
+fn closed_because(closing: &[(Closed, Closing)], endpoint: EndpointId) -> Status {
+    let of_endpoint = |(whose, _): &(Closed, Closing)| match whose {
+        Closed::Caller(id, status) if *id == endpoint => Some(*status),
+        _ => None,
+    };
+    closing.iter().find_map(of_endpoint).unwrap_or(Status::ERR_CANCELED)
 }

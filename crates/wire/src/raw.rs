@@ -10,21 +10,27 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
 
-use ucx_sys::{Status, Ucx};
+use ucx_sys::{Status, Ucx, Version};
 
 use crate::context::Context;
-use crate::endpoint::KeyId;
+use crate::endpoint::{KeyId, Lane};
 use crate::error::OpenError;
 use crate::frame::FRAME_BYTES_MAX;
-use crate::transfer::{Part, Run};
+use crate::region::Region;
 
 /// The tag of control messages. Data goes by remote writes, so there is only one.
 const CONTROL_TAG: u64 = u64::from_be_bytes(*b"kvferry\0");
+
+/// The first release whose endpoints say which transports they use.
+const LANES_SINCE: Version = Version::new(1, 14, 0);
+
+/// Lanes that are asked for: more than UCX gives an endpoint.
+const LANES_MAX: usize = 64;
 
 /// A UCX worker. Used and dropped by the thread that created it.
 pub(crate) struct RawWorker {
@@ -215,8 +221,12 @@ impl RawEndpoint {
     }
 
     /// Posts one write of a batch. The batch learns of its end.
-    pub(crate) fn put(&self, batch: &Rc<Batch>, part: &Part, run: Run) {
-        let Some(key) = self.keys.get(&part.remote.key) else { return batch.finished(Status::ERR_INVALID_PARAM) };
+    pub(crate) fn put(&self, batch: &Rc<Batch>, put: &Put) {
+        let known = self.keys.get(&put.key).zip(batch.held.get(put.held));
+        let Some((key, region)) = known.filter(|(_, region)| region.contains(put.offset, put.bytes)) else {
+            batch.first_error.set(Status::ERR_INVALID_PARAM);
+            return;
+        };
         let mut param = request_param(
             ucx_sys::UCP_OP_ATTR_FIELD_CALLBACK
                 | ucx_sys::UCP_OP_ATTR_FIELD_MEMH
@@ -224,15 +234,17 @@ impl RawEndpoint {
             batch,
         );
         param.cb = ucx_sys::ucp_request_param_t__bindgen_ty_1 { send: Some(put_completed) };
-        param.memh = part.local.raw();
+        param.memh = region.raw();
         param.memory_type = ucx_sys::UCS_MEMORY_TYPE_HOST;
-        let count = usize::try_from(run.bytes).expect("inside a region, whose length is a usize");
-        let (from, to) = (part.local.address(run.local_offset), part.remote.base() + run.remote_offset);
+        let count = usize::try_from(put.bytes).expect("inside a region, whose length is a usize");
+        let from = region.address(put.offset).cast();
         batch.outstanding.set(batch.outstanding.get() + 1);
         let ucx = self.worker.ucx();
-        // SAFETY: the run is inside the local region (`transfer::check`), which the batch holds until the callback, through the
-        // count given away in `param`. The key was unpacked on this endpoint and lives until no put is outstanding on it.
-        let pointer = unsafe { ucx.ucp_put_nbx(self.raw.as_ptr(), from, count, to, key.as_ptr(), &raw const param) };
+        // SAFETY: the range is inside the local region, which the batch holds until the callback, through the count given away
+        // in `param`. The key was unpacked on this endpoint and lives until no put is
+        // outstanding on it.
+        let pointer =
+            unsafe { ucx.ucp_put_nbx(self.raw.as_ptr(), from, count, put.to, key.as_ptr(), &raw const param) };
         match ucx_sys::ucs_ptr_request(pointer) {
             Ok(Some(_)) => {}
             Ok(None) => finish_now(&param, |batch: &Batch| batch.finished(Status::OK)),
@@ -253,6 +265,39 @@ impl RawEndpoint {
         if !matches!(ucx_sys::ucs_ptr_request(pointer), Ok(Some(_))) {
             finish_now(&param, Outgoing::finished);
         }
+    }
+
+    /// The transports that carry the endpoint; `None` before UCX 1.14, which does not say.
+    pub(crate) fn lanes(&self) -> Option<Vec<Lane>> {
+        let query = self.worker.ucx().ucp_ep_query()?;
+        if self.worker.ucx().version() < LANES_SINCE {
+            return None;
+        }
+        let mut entries = [ucx_sys::ucp_transport_entry_t::default(); LANES_MAX];
+        let transports = ucx_sys::ucp_transports_t {
+            entries: entries.as_mut_ptr(),
+            num_entries: u32::try_from(LANES_MAX).expect("a small constant"),
+            entry_size: size_of::<ucx_sys::ucp_transport_entry_t>(),
+        };
+        let field_mask = ucx_sys::UCP_EP_ATTR_FIELD_TRANSPORTS;
+        let mut attr = ucx_sys::ucp_ep_attr_t { field_mask, transports, ..Default::default() };
+        // SAFETY: the endpoint is live, and `entries` has room for as many as are said.
+        if unsafe { query(self.raw.as_ptr(), &raw mut attr) } != Status::OK {
+            return None;
+        }
+        let filled = usize::try_from(attr.transports.num_entries).map_or(LANES_MAX, |count| count.min(LANES_MAX));
+        let text = |name: *const std::ffi::c_char| {
+            if name.is_null() {
+                return String::new();
+            }
+            // SAFETY: UCX filled the entry with names that live as long as the endpoint; they are copied here.
+            unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+        };
+        let lane = |entry: &ucx_sys::ucp_transport_entry_t| Lane {
+            transport: text(entry.transport_name),
+            device: text(entry.device_name),
+        };
+        Some(entries[..filled].iter().map(lane).collect())
     }
 
     /// Starts a flush: when it has succeeded, the peer can see the puts that had completed well before.
@@ -297,10 +342,6 @@ pub(crate) struct Closing {
 }
 
 impl Closing {
-    pub(crate) fn failure(&self) -> Status {
-        self.endpoint.failure()
-    }
-
     pub(crate) fn is_closed(&self) -> bool {
         self.operation.result().is_some()
     }
@@ -313,18 +354,29 @@ impl Closing {
     }
 }
 
-/// The writes of one transfer, with the regions they read.
+/// One write.
+pub(crate) struct Put {
+    /// Which of the batch's regions is read.
+    pub(crate) held: usize,
+    pub(crate) offset: u64,
+    pub(crate) key: KeyId,
+    /// Address in the peer, inside of the region that `key` is for: nothing else checks it.
+    pub(crate) to: u64,
+    pub(crate) bytes: u64,
+}
+
+/// Writes that are waited for together, with the regions they read.
 pub(crate) struct Batch {
-    pub(crate) parts: Vec<Part>,
+    held: Vec<Region>,
     ucx: &'static Ucx,
     outstanding: Cell<u64>,
     first_error: Cell<Status>,
 }
 
 impl Batch {
-    pub(crate) fn new(context: &Context, parts: Vec<Part>) -> Rc<Self> {
+    pub(crate) fn new(context: &Context, held: Vec<Region>) -> Rc<Self> {
         let (outstanding, first_error) = (Cell::new(0), Cell::new(Status::OK));
-        Rc::new(Self { parts, ucx: context.ucx(), outstanding, first_error })
+        Rc::new(Self { held, ucx: context.ucx(), outstanding, first_error })
     }
 
     /// Puts that UCX has accepted and not completed.

@@ -7,14 +7,17 @@
 #![allow(unsafe_code, reason = "registers memory with UCX")]
 
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 
 use serde::{Deserialize, Serialize};
 use ucx_sys::Status;
 
 use crate::context::Context;
+use crate::copy::Window;
 use crate::error::RegionError;
 use crate::memory::HostMemory;
+use crate::share::ShareCard;
 
 /// Registered host memory. Cheap to clone; the registration is undone when the last clone is gone, and transfers in
 /// flight hold one.
@@ -32,12 +35,61 @@ pub struct RegionCard {
     pub bytes: u64,
     /// UCX's packed key.
     pub key: Vec<u8>,
+    /// The process that registered it.
+    pub(crate) owner: OwnerId,
+    /// The owner's name for the region.
+    pub(crate) id: RegionId,
+    /// Where a peer on the same host finds the memory, if it can be mapped.
+    pub(crate) share: Option<ShareCard>,
+}
+
+/// The name of a registration in its process. Never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(crate) struct RegionId(pub(crate) u64);
+
+/// One life of a process: random, so that what is left of an earlier one on the same host is told apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct OwnerId(u64);
+
+impl OwnerId {
+    pub(crate) fn of_this_process() -> Self {
+        static THIS: OnceLock<OwnerId> = OnceLock::new();
+        *THIS.get_or_init(|| {
+            let mut random = [0; 8];
+            let flags = rustix::rand::GetRandomFlags::empty();
+            if rustix::rand::getrandom(&mut random, flags) != Ok(random.len()) {
+                // A kernel without a source of randomness: the process and its start are the next best.
+                let started = std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.subsec_nanos());
+                random = (u64::from(std::process::id()) << 32 | u64::from(started)).to_ne_bytes();
+            }
+            Self(u64::from_ne_bytes(random))
+        })
+    }
+}
+
+impl RegionId {
+    fn next() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed)) // only uniqueness is asked of it
+    }
+}
+
+/// A region that has been looked up by its name or not at all: what a context keeps of it.
+#[derive(Debug)]
+pub(crate) struct WeakRegion(Weak<Registration>);
+
+impl WeakRegion {
+    /// The region, unless its registration is being undone.
+    pub(crate) fn upgrade(&self) -> Option<Region> {
+        self.0.upgrade().map(|inner| Region { inner })
+    }
 }
 
 /// A registration with the memory it names.
 #[derive(Debug)]
 struct Registration {
     context: Context,
+    id: RegionId,
     raw: NonNull<ucx_sys::ucp_mem>,
     key: Vec<u8>,
     memory: HostMemory, // after `Drop` has undone the registration
@@ -74,7 +126,10 @@ impl Region {
             let _ = unsafe { context.ucx().ucp_mem_unmap(context.raw(), raw.as_ptr()) };
             failed(status)
         })?;
-        Ok(Self { inner: Arc::new(Registration { context: context.clone(), raw, key, memory }) })
+        let id = RegionId::next();
+        let inner = Arc::new(Registration { context: context.clone(), id, raw, key, memory });
+        context.add_region(id, WeakRegion(Arc::downgrade(&inner)));
+        Ok(Self { inner })
     }
 
     /// First address.
@@ -92,7 +147,15 @@ impl Region {
     /// What a peer needs to write here.
     #[must_use]
     pub fn card(&self) -> RegionCard {
-        RegionCard { base: self.base(), bytes: self.bytes(), key: self.inner.key.clone() }
+        let Registration { id, key, memory, .. } = &*self.inner;
+        RegionCard {
+            base: self.base(),
+            bytes: self.bytes(),
+            key: key.clone(),
+            owner: OwnerId::of_this_process(),
+            id: *id,
+            share: memory.share(),
+        }
     }
 
     /// Copies `from` into the region, `offset` bytes from its start. Does not wait for transfers: writing what one of them
@@ -114,14 +177,29 @@ impl Region {
         self.inner.memory.read(offset, to)
     }
 
+    pub(crate) fn context(&self) -> &Context {
+        &self.inner.context
+    }
+
     pub(crate) fn raw(&self) -> ucx_sys::ucp_mem_h {
         self.inner.raw.as_ptr()
     }
 
+    pub(crate) fn contains(&self, offset: u64, bytes: u64) -> bool {
+        offset.checked_add(bytes).is_some_and(|end| end <= self.bytes())
+    }
+
+    /// The memory, for copies.
+    pub(crate) fn window(&self) -> Window<'_> {
+        let base = NonNull::new(self.inner.memory.base().cast()).expect("memory is not at address 0");
+        // SAFETY: the memory stays mapped while the region lives.
+        unsafe { Window::new(base, self.inner.memory.bytes()) }
+    }
+
     /// Address of byte `offset`. The caller keeps it inside the region.
-    pub(crate) fn address(&self, offset: u64) -> *mut std::ffi::c_void {
+    pub(crate) fn address(&self, offset: u64) -> *mut u8 {
         let offset = usize::try_from(offset).expect("inside a region, whose length is a usize");
-        self.inner.memory.base().wrapping_byte_add(offset)
+        self.inner.memory.base().cast::<u8>().wrapping_add(offset)
     }
 }
 
@@ -142,6 +220,8 @@ fn pack(context: &Context, raw: NonNull<ucx_sys::ucp_mem>) -> Result<Vec<u8>, St
 
 impl Drop for Registration {
     fn drop(&mut self) {
+        self.memory.withdraw();
+        self.context.remove_region(self.id);
         // SAFETY: `raw` came from `ucp_mem_map` with this context and is released only here; a transfer that uses it holds
         // a clone of the region.
         let status = unsafe { self.context.ucx().ucp_mem_unmap(self.context.raw(), self.raw.as_ptr()) };

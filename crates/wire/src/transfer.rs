@@ -1,68 +1,11 @@
-//! What a transfer moves: strided pieces times pairs of slots, checked before anything is posted and expanded one run at
-//! a time. Addresses, lengths and strides only.
+//! What a caller asks to be moved, checked before anything is posted.
 
 use std::sync::Arc;
 
 use crate::endpoint::RemoteRegion;
 use crate::error::TransferError;
+use crate::pieces::{Piece, Shape, Size, SlotPair, Span};
 use crate::region::Region;
-
-/// One loop of a [`Piece`]: `count` runs, each `local_stride` and `remote_stride` bytes after the one before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Dim {
-    /// Iterations, at least 1.
-    pub count: u64,
-    /// Bytes from one run to the next in the local slot.
-    pub local_stride: u64,
-    /// Bytes from one run to the next in the remote slot.
-    pub remote_stride: u64,
-}
-
-impl Dim {
-    /// The loop that is not there: one iteration.
-    pub const ONE: Self = Self { count: 1, local_stride: 0, remote_stride: 0 };
-}
-
-/// A strided copy between a local and a remote slot: `dims[0].count * dims[1].count` runs of `run_bytes`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Piece {
-    /// First byte, from the start of the local slot.
-    pub local_offset: u64,
-    /// First byte, from the start of the remote slot.
-    pub remote_offset: u64,
-    /// Bytes of one contiguous run, at least 1.
-    pub run_bytes: u64,
-    /// Outer loop, then inner loop.
-    pub dims: [Dim; 2],
-}
-
-impl Piece {
-    /// Runs of the piece for one pair of slots; `None` past `u64`.
-    fn runs(&self) -> Option<u64> {
-        self.dims[0].count.checked_mul(self.dims[1].count)
-    }
-
-    /// One past the last byte touched in the local and in the remote slot; `None` past `u64` or for an empty loop.
-    fn ends(&self) -> Option<(u64, u64)> {
-        let mut ends =
-            (self.local_offset.checked_add(self.run_bytes)?, self.remote_offset.checked_add(self.run_bytes)?);
-        for dim in &self.dims {
-            let steps = dim.count.checked_sub(1)?;
-            ends.0 = ends.0.checked_add(steps.checked_mul(dim.local_stride)?)?;
-            ends.1 = ends.1.checked_add(steps.checked_mul(dim.remote_stride)?)?;
-        }
-        Some(ends)
-    }
-}
-
-/// A slot of the local pool and the slot of the remote pool that its bytes go to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SlotPair {
-    /// Slot of the local pool.
-    pub local: u32,
-    /// Slot of the remote pool.
-    pub remote: u32,
-}
 
 /// Pieces that move between one local and one remote pool, for each pair of slots.
 #[derive(Clone, Debug)]
@@ -85,205 +28,31 @@ pub struct Part {
     pub pairs: Vec<SlotPair>,
 }
 
-/// Bytes and runs of a checked transfer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Size {
-    pub(crate) bytes: u64,
-    pub(crate) runs: u64,
+/// A checked transfer. The three lists have one entry a part.
+#[derive(Debug)]
+pub(crate) struct Work {
+    pub(crate) shapes: Vec<Shape>,
+    pub(crate) locals: Vec<Region>,
+    pub(crate) remotes: Vec<RemoteRegion>,
+    pub(crate) size: Size,
 }
 
-/// The geometry of a part without its memory: what bounds and sizes follow from.
-struct Geometry<'a> {
-    local: Span,
-    remote: Span,
-    pieces: &'a [Piece],
-    pairs: &'a [SlotPair],
-}
-
-/// Where the slots of one side lie in its region of `bytes`.
-struct Span {
-    base: u64,
-    slot_stride: u64,
-    bytes: u64,
-}
-
-impl Span {
-    /// Whether `slot`'s first `end` bytes lie inside the region.
-    fn contains(&self, slot: u32, end: u64) -> bool {
-        u64::from(slot)
-            .checked_mul(self.slot_stride)
-            .and_then(|start| start.checked_add(self.base))
-            .and_then(|start| start.checked_add(end))
-            .is_some_and(|last| last <= self.bytes)
-    }
-}
-
-impl Geometry<'_> {
-    /// Checks every run against both regions, in time of pieces plus pairs.
-    fn check(&self, part: usize) -> Result<Size, TransferError> {
-        let (mut local_end, mut remote_end) = (0, 0);
-        let mut one = Size::default();
-        for (piece, shape) in self.pieces.iter().enumerate() {
-            let bad = TransferError::BadPiece { part, piece };
-            let (Some((local, remote)), Some(runs)) = (shape.ends(), shape.runs()) else { return Err(bad) };
-            if shape.run_bytes == 0 {
-                return Err(bad);
-            }
-            (local_end, remote_end) = (local.max(local_end), remote.max(remote_end));
-            one.runs = one.runs.checked_add(runs).ok_or(TransferError::TooLarge { part })?;
-            let bytes = runs.checked_mul(shape.run_bytes).and_then(|bytes| one.bytes.checked_add(bytes));
-            one.bytes = bytes.ok_or(TransferError::TooLarge { part })?;
+impl Work {
+    /// Checks all parts before any of them is posted.
+    pub(crate) fn check(parts: Vec<Part>) -> Result<Self, TransferError> {
+        let (mut shapes, mut locals, mut remotes) = (Vec::new(), Vec::new(), Vec::new());
+        let mut size = Size::default();
+        for (index, part) in parts.into_iter().enumerate() {
+            let (base, slot_stride) = (part.local_base, part.local_slot_stride);
+            let local = Span { base, slot_stride, region_bytes: part.local.bytes() };
+            let (base, slot_stride) = (part.remote_base, part.remote_slot_stride);
+            let remote = Span { base, slot_stride, region_bytes: part.remote.bytes() };
+            let shape = Shape { local, remote, pieces: part.pieces, pairs: part.pairs };
+            size = size.checked_add(shape.check(index)?).ok_or(TransferError::TooLarge { part: index })?;
+            shapes.push(shape);
+            locals.push(part.local);
+            remotes.push(part.remote);
         }
-        for (pair, slots) in self.pairs.iter().enumerate() {
-            if !self.local.contains(slots.local, local_end) {
-                return Err(TransferError::OutsideLocal {
-                    part,
-                    pair,
-                    slot: slots.local,
-                    region_bytes: self.local.bytes,
-                });
-            }
-            if !self.remote.contains(slots.remote, remote_end) {
-                let (slot, region_bytes) = (slots.remote, self.remote.bytes);
-                return Err(TransferError::OutsideRemote { part, pair, slot, region_bytes });
-            }
-        }
-        let pairs = self.pairs.len() as u64;
-        let size = one.bytes.checked_mul(pairs).zip(one.runs.checked_mul(pairs));
-        let (bytes, runs) = size.ok_or(TransferError::TooLarge { part })?;
-        Ok(Size { bytes, runs })
-    }
-}
-
-/// Checks all parts before any of them is posted.
-pub(crate) fn check(parts: &[Part]) -> Result<Size, TransferError> {
-    let mut total = Size::default();
-    for (index, part) in parts.iter().enumerate() {
-        let geometry = Geometry {
-            local: Span { base: part.local_base, slot_stride: part.local_slot_stride, bytes: part.local.bytes() },
-            remote: Span { base: part.remote_base, slot_stride: part.remote_slot_stride, bytes: part.remote.bytes() },
-            pieces: &part.pieces,
-            pairs: &part.pairs,
-        };
-        let size = geometry.check(index)?;
-        let sum = total.bytes.checked_add(size.bytes).zip(total.runs.checked_add(size.runs));
-        (total.bytes, total.runs) = sum.ok_or(TransferError::TooLarge { part: index })?;
-    }
-    Ok(total)
-}
-
-/// One contiguous copy, offsets from the start of both regions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Run {
-    pub(crate) local_offset: u64,
-    pub(crate) remote_offset: u64,
-    pub(crate) bytes: u64,
-}
-
-/// Position in a list of checked parts. Holds four indices, whatever the transfer's size.
-#[derive(Debug, Default)]
-pub(crate) struct Cursor {
-    part: usize,
-    pair: usize,
-    piece: usize,
-    outer: u64,
-    inner: u64,
-}
-
-impl Cursor {
-    /// The next run with the part it belongs to, or `None` at the end.
-    ///
-    /// The parts must have passed [`check`]: then none of the sums here can overflow.
-    pub(crate) fn next<'a>(&mut self, parts: &'a [Part]) -> Option<(&'a Part, Run)> {
-        loop {
-            let part = parts.get(self.part)?;
-            let (Some(pair), false) = (part.pairs.get(self.pair), part.pieces.is_empty()) else {
-                *self = Self { part: self.part + 1, ..Self::default() };
-                continue;
-            };
-            let Some(piece) = part.pieces.get(self.piece) else {
-                (self.pair, self.piece) = (self.pair + 1, 0);
-                continue;
-            };
-            let [outer, inner] = &piece.dims;
-            let run = Run {
-                local_offset: part.local_base
-                    + u64::from(pair.local) * part.local_slot_stride
-                    + piece.local_offset
-                    + self.outer * outer.local_stride
-                    + self.inner * inner.local_stride,
-                remote_offset: part.remote_base
-                    + u64::from(pair.remote) * part.remote_slot_stride
-                    + piece.remote_offset
-                    + self.outer * outer.remote_stride
-                    + self.inner * inner.remote_stride,
-                bytes: piece.run_bytes,
-            };
-            self.inner += 1;
-            if self.inner == inner.count {
-                (self.outer, self.inner) = (self.outer + 1, 0);
-            }
-            if self.outer == outer.count {
-                (self.piece, self.outer) = (self.piece + 1, 0);
-            }
-            return Some((part, run));
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn piece(local_offset: u64, remote_offset: u64, run_bytes: u64, dims: [(u64, u64, u64); 2]) -> Piece {
-        let dims = dims.map(|(count, local_stride, remote_stride)| Dim { count, local_stride, remote_stride });
-        Piece { local_offset, remote_offset, run_bytes, dims }
-    }
-
-    fn check_one(piece: Piece, pair: (u32, u32), bytes: (u64, u64)) -> Result<Size, TransferError> {
-        let geometry = Geometry {
-            local: Span { base: 10, slot_stride: 100, bytes: bytes.0 },
-            remote: Span { base: 0, slot_stride: 200, bytes: bytes.1 },
-            pieces: &[piece],
-            pairs: &[SlotPair { local: pair.0, remote: pair.1 }],
-        };
-        geometry.check(0)
-    }
-
-    #[test]
-    fn bounds_are_exact_on_both_sides() {
-        // Local bytes touched in slot 2: 10 + 200 + 5 .. + 3*10 + 1*4 + 4 = 253. Remote, slot 1: 200 + 7 + 3*20 + 1*8 + 4 = 279.
-        let p = piece(5, 7, 4, [(4, 10, 20), (2, 4, 8)]);
-        assert_eq!(check_one(p, (2, 1), (253, 279)).unwrap(), Size { bytes: 32, runs: 8 });
-        assert!(matches!(
-            check_one(p, (2, 1), (252, 279)),
-            Err(TransferError::OutsideLocal { part: 0, pair: 0, slot: 2, region_bytes: 252 })
-        ));
-        assert!(matches!(
-            check_one(p, (2, 1), (253, 278)),
-            Err(TransferError::OutsideRemote { part: 0, pair: 0, slot: 1, region_bytes: 278 })
-        ));
-    }
-
-    #[test]
-    fn nonsense_pieces_are_refused_without_overflow() {
-        let whole = (u64::MAX, u64::MAX);
-        let one = (1, 0, 0);
-        for bad in [
-            piece(0, 0, 0, [one, one]),
-            piece(0, 0, 8, [(0, 0, 0), one]),
-            piece(u64::MAX, 0, 8, [one, one]),
-            piece(0, 0, 8, [(u64::MAX, u64::MAX, 1), one]),
-            piece(0, 0, 8, [(1 << 40, 0, 0), (1 << 40, 0, 0)]),
-        ] {
-            assert!(
-                matches!(check_one(bad, (0, 0), whole), Err(TransferError::BadPiece { part: 0, piece: 0 })),
-                "{bad:?}"
-            );
-        }
-        let huge = piece(0, 0, 8, [(1 << 62, 0, 0), one]);
-        assert!(matches!(check_one(huge, (0, 0), whole), Err(TransferError::TooLarge { part: 0 })));
-        let far = piece(0, 0, u64::MAX - 500, [one, one]);
-        assert!(matches!(check_one(far, (u32::MAX, 0), whole), Err(TransferError::OutsideLocal { .. })));
+        Ok(Self { shapes, locals, remotes, size })
     }
 }

@@ -9,15 +9,20 @@ use std::time::Duration;
 
 use crossbeam::channel::{Receiver, SendTimeoutError, Sender, bounded, unbounded};
 use rustix::event::{EventfdFlags, eventfd};
+use ucx_sys::Status;
 
+use crate::address::WorkerCard;
+use crate::connection::Neighbour;
 use crate::context::Context;
-use crate::endpoint::{EndpointId, KeyId, RemoteRegion};
+use crate::endpoint::{EndpointId, KeyId, Lane, RemoteRegion};
 use crate::error::{CommandError, OpenError, TransferError};
 use crate::event::{Event, TransferId};
 use crate::frame::FRAME_PAYLOAD_BYTES_MAX;
-use crate::progress::{self, Command, Posted};
+use crate::process::Process;
+use crate::progress::{self, Command, Notice, Posted};
 use crate::region::RegionCard;
-use crate::transfer::{self, Part};
+use crate::share::{Mapped, ShareCard};
+use crate::transfer::{Part, Work};
 
 /// How long a command may take: it is a queue away from a thread that never blocks.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(10);
@@ -31,11 +36,11 @@ const COMMANDS_MAX: usize = 1024;
 /// cut off.
 #[derive(Debug)]
 pub struct Worker {
+    context: Context,
     address: Vec<u8>,
     epoch: u64,
     commands: Sender<Command>,
     wake: Arc<OwnedFd>,
-    next_id: AtomicU64,
     stopped: Receiver<()>,
 }
 
@@ -53,13 +58,13 @@ impl Worker {
         let (started, start) = bounded(1);
         let (stop, stopped) = bounded(0);
         let links = progress::Links { commands: command_queue, events: event_queue, wake: wake.clone() };
-        let context = context.clone();
+        let (context, its_context) = (context.clone(), context.clone());
         thread::Builder::new().name("kvferry-wire".to_owned()).spawn(move || {
-            progress::run(context, epoch, links, &started);
+            progress::run(its_context, epoch, links, &started);
             drop(stop); // the handle sees the channel disconnect
         })?;
         let address = start.recv().map_err(|_| io::Error::other("the progress thread ended at once"))??;
-        Ok((Self { address, epoch, commands, wake, next_id: AtomicU64::new(0), stopped }, events))
+        Ok((Self { context, address, epoch, commands, wake, stopped }, events))
     }
 
     /// What a peer needs to connect.
@@ -77,14 +82,14 @@ impl Worker {
     /// Makes an endpoint to the worker of epoch `peer_epoch` at `address`. Returns before anything has been sent: that the
     /// peer is there shows in its first frame, that it is not in [`Event::EndpointFailed`].
     ///
-    /// UCX reads `address` without checks of its own: take it from a card whose digest has been checked.
-    ///
     /// # Errors
     ///
     /// [`CommandError`]; no endpoint is left behind.
     pub fn connect(&self, address: &[u8], peer_epoch: u64) -> Result<EndpointId, CommandError> {
-        let endpoint = EndpointId(self.next_id());
-        self.ask(|reply| Command::Connect { endpoint, address: address.to_owned(), peer_epoch, reply })?;
+        let endpoint = EndpointId(next_id());
+        let card = WorkerCard::parse(address, self.context.ucx_version())?;
+        let neighbour = self.look_for(&card);
+        self.ask(|reply| Command::Connect { endpoint, card, neighbour, peer_epoch, reply })?;
         Ok(endpoint)
     }
 
@@ -94,11 +99,34 @@ impl Worker {
     ///
     /// [`CommandError`]: a claimed range that cannot be, no such endpoint, or a key that UCX cannot unpack.
     pub fn import(&self, endpoint: EndpointId, card: &RegionCard) -> Result<RemoteRegion, CommandError> {
-        let key = KeyId(self.next_id());
+        let key = KeyId(next_id());
+        if card.key.is_empty() {
+            return Err(CommandError::Key { source: Status::ERR_INVALID_PARAM });
+        }
         let range = CommandError::Range { base: card.base, bytes: card.bytes };
         let region = RemoteRegion::new(endpoint, key, card).ok_or(range)?;
-        self.ask(|reply| Command::Import { endpoint, key, packed: card.key.clone(), reply })?;
+        let target = self.map(card.share.as_ref(), card.bytes);
+        self.ask(|reply| Command::Import { endpoint, key, card: card.clone(), target, reply })?;
         Ok(region)
+    }
+
+    /// What of a peer is on this host. The process is opened before its file is: if it has the file then, it is the one that
+    /// was meant, and not another that got its number.
+    fn look_for(&self, card: &WorkerCard) -> Neighbour {
+        let Some((region, share)) = card.inbox.as_ref().and_then(|inbox| Some((&inbox.region, inbox.region.share?)))
+        else {
+            return Neighbour::default();
+        };
+        let process = Process::open(share.process());
+        let inbox = self.map(Some(&share), region.bytes);
+        let process = process.filter(|_| inbox.is_some());
+        Neighbour { inbox, process }
+    }
+
+    /// Maps memory of a peer, if it runs on this host and the transports do not forbid it.
+    fn map(&self, share: Option<&ShareCard>, bytes: u64) -> Option<Arc<Mapped>> {
+        let share = share.filter(|_| self.context.options().allows_shared_memory())?;
+        Mapped::open(share, bytes).map(Arc::new)
     }
 
     /// Sends one frame. Frames of one endpoint arrive in order, but are not ordered against transfers: say that a transfer
@@ -121,11 +149,53 @@ impl Worker {
     ///
     /// [`TransferError`]; then nothing was posted and no event follows.
     pub fn put(&self, endpoint: EndpointId, transfer: TransferId, parts: Vec<Part>) -> Result<(), TransferError> {
+        self.post(endpoint, transfer, parts, None)
+    }
+
+    /// As [`put`](Self::put), and sends a frame to the peer the moment that the transfer has ended well: sooner than its
+    /// owner, who has yet to hear of it, could. No frame is sent of one that ended badly.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError`]; then nothing was posted and no event follows.
+    pub fn put_then_send(
+        &self,
+        endpoint: EndpointId,
+        transfer: TransferId,
+        parts: Vec<Part>,
+        kind: u16,
+        payload: Vec<u8>,
+    ) -> Result<(), TransferError> {
+        if payload.len() > FRAME_PAYLOAD_BYTES_MAX {
+            return Err(CommandError::PayloadTooLong { bytes: payload.len() }.into());
+        }
+        self.post(endpoint, transfer, parts, Some(Notice { kind, payload }))
+    }
+
+    fn post(
+        &self,
+        endpoint: EndpointId,
+        transfer: TransferId,
+        parts: Vec<Part>,
+        notice: Option<Notice>,
+    ) -> Result<(), TransferError> {
         if let Some(part) = parts.iter().position(|part| part.remote.endpoint != endpoint) {
             return Err(TransferError::OtherEndpoint { part });
         }
-        let size = transfer::check(&parts)?;
-        Ok(self.command(Command::Put(Posted { endpoint, transfer, parts, size }))?)
+        if let Some(part) = parts.iter().position(|part| !self.context.owns(&part.local)) {
+            return Err(TransferError::OtherContext { part });
+        }
+        let work = Work::check(parts)?;
+        Ok(self.command(Command::Put(Posted { endpoint, transfer, work, notice }))?)
+    }
+
+    /// The transports that UCX chose for the endpoint, once it stands; `None` before UCX 1.14, which does not say.
+    ///
+    /// # Errors
+    ///
+    /// [`CommandError`]: no such endpoint.
+    pub fn lanes(&self, endpoint: EndpointId) -> Result<Option<Vec<Lane>>, CommandError> {
+        self.ask(|reply| Command::Lanes { endpoint, reply })
     }
 
     /// Cuts the connection. Transfers in flight end with [`PutError::Endpoint`](crate::PutError::Endpoint); what they had
@@ -138,12 +208,8 @@ impl Worker {
         self.command(Command::Close { endpoint })
     }
 
-    fn next_id(&self) -> u64 {
-        self.next_id.fetch_add(1, Ordering::Relaxed) // only uniqueness is asked of it
-    }
-
     /// Sends a command that is answered, and waits for the answer.
-    fn ask(&self, command: impl FnOnce(Sender<Result<(), CommandError>>) -> Command) -> Result<(), CommandError> {
+    fn ask<T>(&self, command: impl FnOnce(Sender<Result<T, CommandError>>) -> Command) -> Result<T, CommandError> {
         let (reply, answer) = bounded(1);
         self.command(command(reply))?;
         answer.recv_timeout(COMMAND_DEADLINE).unwrap_or(Err(CommandError::Stuck(COMMAND_DEADLINE)))
@@ -168,4 +234,10 @@ impl Drop for Worker {
             }
         }
     }
+}
+
+/// A number that names one endpoint or key of this process, so that one worker's is unknown to the others.
+fn next_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed) // only uniqueness is asked of it
 }

@@ -11,11 +11,31 @@ use std::time::Duration;
 use crossbeam::channel::Receiver;
 use kvferry_wire::{
     CommandError, Context, ContextOptions, Dim, EndpointId, Event, Frame, FrameError, OpenError, Part, Piece, PutError,
-    Region, RegionCard, RemoteRegion, SlotPair, TransferError, TransferId, TransferStats, Worker,
+    Region, RegionCard, RemoteRegion, Route, RouteReason, SlotPair, TransferError, TransferId, TransferStats, Worker,
 };
 
 /// Transports that every test runs over; `None` is UCX's own choice.
 const TRANSPORTS: [Option<&str>; 3] = [None, Some("tcp"), Some("posix,sysv,cma,tcp")];
+
+/// Each route over each of the transports that allow it, and the route of this library's own choice.
+fn ways() -> Vec<ContextOptions> {
+    let mut ways = Vec::new();
+    for transports in TRANSPORTS {
+        for route in [None, Some(Route::Direct), Some(Route::Landing), Some(Route::Staged), Some(Route::Runs)] {
+            let needs_shared_memory = matches!(route, Some(Route::Direct | Route::Landing));
+            if !(needs_shared_memory && transports == Some("tcp")) {
+                ways.push(ContextOptions { transports: transports.map(str::to_owned), route, ..options(None) });
+            }
+        }
+    }
+    ways
+}
+
+/// A small inbox in chunks of an odd size, so that small transfers meet every limit.
+fn options(transports: Option<&str>) -> ContextOptions {
+    let transports = transports.map(str::to_owned);
+    ContextOptions { transports, inbox_bytes: 40_000, chunk_bytes: 1001, ..ContextOptions::default() }
+}
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -27,9 +47,9 @@ struct End {
     to_peer: EndpointId,
 }
 
-fn pair(transports: Option<&str>) -> [End; 2] {
+fn pair(options: &ContextOptions) -> [End; 2] {
     let start = |epoch| {
-        let context = Context::open(&ContextOptions { transports: transports.map(str::to_owned) }).unwrap();
+        let context = Context::open(options).unwrap();
         let (worker, events) = Worker::start(&context, epoch).unwrap();
         (context, worker, events)
     };
@@ -107,8 +127,8 @@ fn expected(local: &[u8], remote: &mut [u8]) {
 
 #[test]
 fn strided_pieces_land_where_they_belong_and_nowhere_else() {
-    for transports in TRANSPORTS {
-        let [a, b] = pair(transports);
+    for way in ways() {
+        let [a, b] = pair(&way);
         let source = a.context.allocate(64 + 7 * 1500).unwrap();
         let filled: Vec<u8> = (0..source.bytes()).map(|i| (i * 7 + i / 251) as u8).collect();
         source.write(0, &filled).unwrap();
@@ -119,17 +139,21 @@ fn strided_pieces_land_where_they_belong_and_nowhere_else() {
         a.worker.put(a.to_peer, TransferId(9), vec![part(&source, remote)]).unwrap();
         let (id, result) = a.done();
         let stats = result.unwrap();
-        assert_eq!((id, stats.bytes, stats.runs), (TransferId(9), 7 * (12 * 33 + 77), 7 * 13), "{transports:?}");
+        assert_eq!((id, stats.bytes, stats.runs), (TransferId(9), 7 * (12 * 33 + 77), 7 * 13), "{way:?}");
+        if let Some(route) = way.route {
+            assert_eq!((stats.route, stats.reason), (route, RouteReason::Forced), "{way:?}");
+        }
         expected(&filled, &mut wanted);
-        assert!(bytes(&target) == wanted, "{transports:?}");
+        assert!(bytes(&target) == wanted, "{way:?}");
     }
 }
 
 #[test]
 fn a_large_run_and_many_small_ones_arrive_whole() {
     const BYTES: u64 = 24 << 20;
-    for transports in TRANSPORTS {
-        let [a, b] = pair(transports);
+    for way in ways() {
+        let way = ContextOptions { inbox_bytes: 4 << 20, chunk_bytes: 100_000, copy_threads: 3, ..way };
+        let [a, b] = pair(&way);
         let source = a.context.allocate(BYTES).unwrap();
         let filled: Vec<u8> = (0..BYTES).map(|i| (i ^ (i >> 8) ^ (i >> 16)) as u8).collect();
         source.write(0, &filled).unwrap();
@@ -149,8 +173,8 @@ fn a_large_run_and_many_small_ones_arrive_whole() {
                     .collect(),
             };
             a.worker.put(a.to_peer, TransferId(1), vec![part]).unwrap();
-            assert_eq!(a.done().1.unwrap().bytes, BYTES, "{transports:?}");
-            assert!(bytes(&target) == filled, "{transports:?}, runs of {run_bytes} B");
+            assert_eq!(a.done().1.unwrap().bytes, BYTES, "{way:?}");
+            assert!(bytes(&target) == filled, "{way:?}, runs of {run_bytes} B");
         }
     }
 }
@@ -158,7 +182,7 @@ fn a_large_run_and_many_small_ones_arrive_whole() {
 #[test]
 fn frames_arrive_in_order_with_their_epoch_up_to_the_limit() {
     for transports in TRANSPORTS {
-        let [a, b] = pair(transports);
+        let [a, b] = pair(&options(transports));
         let sizes = [0, 1, 100, 9000, kvferry_wire::FRAME_PAYLOAD_BYTES_MAX, 3];
         for (kind, size) in sizes.into_iter().enumerate() {
             a.worker.send(a.to_peer, kind.try_into().unwrap(), vec![kind as u8; size]).unwrap();
@@ -175,7 +199,7 @@ fn frames_arrive_in_order_with_their_epoch_up_to_the_limit() {
 
 #[test]
 fn a_frame_for_an_earlier_life_is_dropped_and_named() {
-    let [a, b] = pair(None);
+    let [a, b] = pair(&options(None));
     let stale = a.worker.connect(b.worker.address(), 0xdead).unwrap();
     a.worker.send(stale, 1, vec![1, 2, 3]).unwrap();
     match b.event() {
@@ -186,7 +210,7 @@ fn a_frame_for_an_earlier_life_is_dropped_and_named() {
 
 #[test]
 fn nothing_is_posted_of_a_transfer_that_leaves_a_region() {
-    let [a, b] = pair(None);
+    let [a, b] = pair(&options(None));
     let source = a.context.allocate(64 + 7 * 1500).unwrap();
     source.write(0, &[7; 1000]).unwrap();
     let target = b.context.allocate(10 + 7 * 1100).unwrap();
@@ -214,10 +238,11 @@ fn nothing_is_posted_of_a_transfer_that_leaves_a_region() {
 
 #[test]
 fn a_claimed_region_that_cannot_be_is_refused() {
-    let [a, b] = pair(None);
+    let [a, b] = pair(&options(None));
     let card = b.context.allocate(4096).unwrap().card();
     for (base, bytes) in [(card.base, 0), (u64::MAX, 2), (2, u64::MAX)] {
-        let claim = RegionCard { base, bytes, ..card.clone() };
+        let mut claim: RegionCard = card.clone();
+        (claim.base, claim.bytes) = (base, bytes);
         assert!(matches!(a.worker.import(a.to_peer, &claim), Err(CommandError::Range { .. })), "{base} {bytes}");
     }
 }
@@ -225,7 +250,7 @@ fn a_claimed_region_that_cannot_be_is_refused() {
 #[test]
 fn a_closed_endpoint_ends_its_transfers_and_takes_no_more() {
     const BYTES: u64 = 256 << 20;
-    let [a, b] = pair(Some("tcp"));
+    let [a, b] = pair(&options(Some("tcp")));
     let (source, target) = (a.context.allocate(BYTES).unwrap(), b.context.allocate(BYTES).unwrap());
     let remote = a.worker.import(a.to_peer, &target.card()).unwrap();
     let whole = Part {
@@ -253,7 +278,7 @@ fn a_closed_endpoint_ends_its_transfers_and_takes_no_more() {
 #[test]
 fn a_worker_that_stops_has_sent_its_frames() {
     for transports in TRANSPORTS {
-        let [a, b] = pair(transports);
+        let [a, b] = pair(&options(transports));
         for kind in 0..100 {
             a.worker.send(a.to_peer, kind, vec![0; 1000]).unwrap();
         }
@@ -267,7 +292,7 @@ fn a_worker_that_stops_has_sent_its_frames() {
 #[test]
 fn an_unknown_transport_is_named() {
     let list = "no-such-transport".to_owned();
-    match Context::open(&ContextOptions { transports: Some(list.clone()) }) {
+    match Context::open(&options(Some(&list))) {
         Err(OpenError::Transports { list: named, .. }) => assert_eq!(named, list),
         result => panic!("{result:?}"),
     }

@@ -1,5 +1,9 @@
-//! How a link comes up: each rank greets each of its peers with the digest of what it matched, and is connected when all of
-//! them have greeted it with the same.
+//! How a link comes up, and how it goes.
+//!
+//! Each rank says `Hello` to each of its peers, with the number of its call and the digest of what it matched. A rank that
+//! has a link to the speaker, made or being made, answers `Welcome` with that number. A link is up when each peer has
+//! welcomed this very call: a greeting alone proves only that the peer once asked. A link that is given up says `Bye`, and
+//! a `Hello` of another call than the one a link was made with says the same, so a peer that starts anew is noticed.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -9,10 +13,10 @@ use kvferry_wire::Status;
 
 use super::{Action, Core, LinkId, Peer, PeerState, other};
 use crate::error::{ConnectError, PeerName};
-use crate::message::{Hello, Message};
+use crate::message::{CallId, Hello, Message};
 
-/// Greetings kept of peers that this side has not been told to connect to yet.
-const EARLY_HELLOS_MAX: usize = 4096;
+/// Greetings kept of peers that this side has not been told to connect to yet. Beyond that the oldest goes.
+pub(super) const EARLY_HELLOS_MAX: usize = 4096;
 
 /// A link with its peers' epochs.
 #[derive(Debug)]
@@ -23,9 +27,16 @@ pub(super) struct LinkState {
 }
 
 impl LinkState {
-    /// When the handshake is given up; `None` once it is complete.
+    /// When the handshake is given up; `None` once the link is up.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.deadline
+    }
+}
+
+impl LinkId {
+    /// A link is one call of `connect`.
+    fn call(self) -> CallId {
+        CallId(u64::from(self.0))
     }
 }
 
@@ -44,15 +55,14 @@ impl Core {
         self.links.insert(link, LinkState { side, peers: peers.keys().copied().collect(), deadline });
         let mut early = Vec::new();
         for (epoch, peer) in peers {
-            let hello = Hello { rank, template: peer.template.digest() };
+            let hello = Hello { call: link.call(), rank, template: peer.template.digest() };
             actions.push(Action::Say { epoch, message: Message::Hello(hello) });
-            early.extend(self.early_hellos.remove(&epoch).map(|hello| (epoch, hello)));
+            early.extend(self.early_hellos.remove(&epoch).map(|(_, hello)| (epoch, hello)));
             let name = PeerName { side: other(side), rank: peer.rank };
-            let state = PeerState { link, name, peer, greeted: false, lost: None, wants: BTreeMap::new() };
-            self.peers.insert(epoch, state);
+            self.peers.insert(epoch, PeerState::new(link, name, peer));
         }
         for (epoch, hello) in early {
-            actions.extend(self.hello(epoch, hello));
+            actions.extend(self.hello(now, epoch, hello));
         }
         actions.extend(self.connected(link));
         actions
@@ -63,35 +73,71 @@ impl Core {
         self.peers.get(&epoch).map(|peer| peer.name)
     }
 
-    /// Removes a link, of which no request may be under way, and returns the peers it had.
-    pub(crate) fn forget(&mut self, link: LinkId) -> Option<Vec<u64>> {
+    /// Removes a link, of which no request may be under way. `None` if there is no such link.
+    pub(crate) fn disconnect(&mut self, link: LinkId) -> Option<Vec<Action>> {
         let peers = self.links.remove(&link)?.peers;
-        for epoch in &peers {
-            self.peers.remove(epoch);
+        let mut actions = Vec::with_capacity(2 * peers.len());
+        for epoch in peers {
+            self.peers.remove(&epoch);
+            actions.push(Action::Say { epoch, message: Message::Bye(link.call()) });
+            actions.push(Action::Forget { epoch });
         }
-        Some(peers)
+        Some(actions)
     }
 
-    pub(super) fn hello(&mut self, epoch: u64, hello: Hello) -> Vec<Action> {
+    pub(super) fn hello(&mut self, now: Instant, epoch: u64, hello: Hello) -> Vec<Action> {
         let Some(peer) = self.peers.get_mut(&epoch) else {
-            if self.early_hellos.len() < EARLY_HELLOS_MAX {
-                self.early_hellos.insert(epoch, hello);
-            }
+            self.keep_early(now, epoch, hello);
             return Vec::new();
         };
-        let link = peer.link;
+        if peer.call.is_some_and(|call| call != hello.call) {
+            // The peer starts anew: the link it had is over, and the new one waits for this side to do the same.
+            self.keep_early(now, epoch, hello);
+            return self.lost(epoch, Status::ERR_CONNECTION_RESET);
+        }
         if hello.rank != peer.peer.rank || hello.template != peer.peer.template.digest() {
-            let peer = peer.name;
+            let (link, peer) = (peer.link, peer.name);
             return self.not_connected(link, ConnectError::PlansDiffer { peer });
         }
-        peer.greeted = true;
+        peer.call = Some(hello.call);
+        vec![Action::Say { epoch, message: Message::Welcome(hello.call) }]
+    }
+
+    pub(super) fn welcome(&mut self, epoch: u64, call: CallId) -> Vec<Action> {
+        let Some(peer) = self.peers.get_mut(&epoch) else { return Vec::new() };
+        let link = peer.link;
+        if call != link.call() {
+            return Vec::new(); // to an earlier call
+        }
+        peer.welcomed = true;
         self.connected(link).into_iter().collect()
     }
 
-    /// Completes the handshake if every peer has greeted.
+    pub(super) fn bye(&mut self, epoch: u64, call: CallId) -> Vec<Action> {
+        if self.early_hellos.get(&epoch).is_some_and(|(_, hello)| hello.call == call) {
+            self.early_hellos.remove(&epoch);
+        }
+        match self.peers.get(&epoch) {
+            Some(peer) if peer.call == Some(call) => self.lost(epoch, Status::ERR_CONNECTION_RESET),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Keeps the latest greeting of a peer for as long as that may still be waiting.
+    fn keep_early(&mut self, now: Instant, epoch: u64, hello: Hello) {
+        let patience = self.patience;
+        self.early_hellos.retain(|_, (heard, _)| *heard + patience > now);
+        self.early_hellos.insert(epoch, (now, hello));
+        if self.early_hellos.len() > EARLY_HELLOS_MAX {
+            let oldest = self.early_hellos.iter().min_by_key(|(_, (heard, _))| *heard).map(|(epoch, _)| *epoch);
+            oldest.map(|epoch| self.early_hellos.remove(&epoch));
+        }
+    }
+
+    /// Completes the handshake if every peer has welcomed this side.
     fn connected(&mut self, link: LinkId) -> Option<Action> {
         let state = self.links.get_mut(&link)?;
-        let complete = state.peers.iter().all(|epoch| self.peers.get(epoch).is_some_and(|peer| peer.greeted));
+        let complete = state.peers.iter().all(|epoch| self.peers.get(epoch).is_some_and(|peer| peer.welcomed));
         (complete && state.deadline.take().is_some()).then_some(Action::Connected { link })
     }
 
@@ -100,9 +146,9 @@ impl Core {
         if self.links.get(&link).is_none_or(|link| link.deadline.is_none()) {
             return Vec::new();
         }
-        let peers = self.forget(link).unwrap_or_default();
-        let forget = peers.into_iter().map(|epoch| Action::Forget { epoch });
-        forget.chain([Action::NotConnected { link, error }]).collect()
+        let mut actions = self.disconnect(link).unwrap_or_default();
+        actions.push(Action::NotConnected { link, error });
+        actions
     }
 
     /// `None` if the link's handshake is over.
@@ -121,7 +167,7 @@ impl Core {
         let mut actions = Vec::new();
         for link in self.links.iter().filter(late).map(|(link, _)| *link).collect::<Vec<_>>() {
             let peers = self.links[&link].peers.iter().filter_map(|epoch| self.peers.get(epoch));
-            if let Some(peer) = peers.filter(|peer| !peer.greeted).map(|peer| peer.name).next() {
+            if let Some(peer) = peers.filter(|peer| !peer.welcomed).map(|peer| peer.name).next() {
                 actions.extend(self.not_connected(link, ConnectError::NoAnswer { peer, waited: self.patience }));
             }
         }

@@ -7,12 +7,15 @@ use std::time::Instant;
 
 use kvferry_layout::Digest;
 use kvferry_match::{BlockMap, Side};
-use kvferry_wire::Status;
+use kvferry_wire::{FRAME_PAYLOAD_BYTES_MAX, Status};
 
-use super::{Action, Core, PeerState, Ticket, refusal};
+use super::{Action, Core, PeerState, Ticket, outcome, refusal};
 use crate::error::{PeerName, PostError, TransferError};
 use crate::message::{Done, Message, Moved, Refusal, RequestKey, Want};
 use crate::report::Received;
+
+/// Blocks of one receive, all groups together: what surely fits a frame, at 6 bytes a block and 1,024 for the rest.
+pub(crate) const WANT_BLOCKS_MAX: usize = (FRAME_PAYLOAD_BYTES_MAX - 1024) / 6;
 
 /// One source's part of a receive.
 #[derive(Debug)]
@@ -44,6 +47,10 @@ impl Core {
         let epochs = self.peers_for(ticket, Side::Destination)?;
         if self.receives.contains_key(&ticket) {
             return Err(PostError::UnderWay(ticket.key));
+        }
+        let blocks = block_maps.iter().map(|map| map.slots().len()).sum();
+        if blocks > WANT_BLOCKS_MAX {
+            return Err(PostError::TooManyBlocks { blocks, blocks_max: WANT_BLOCKS_MAX });
         }
         let (mut parts, mut actions) = (BTreeMap::new(), Vec::new());
         for epoch in epochs {
@@ -139,7 +146,7 @@ impl Core {
             return None;
         }
         let parts = self.receives.remove(&ticket)?;
-        let outcome = parts.into_values().filter_map(|part| part.end).collect();
-        Some(Action::Received { ticket, outcome })
+        let ends = parts.into_values().filter_map(|part| part.end);
+        Some(Action::Received { ticket, outcome: outcome(ends, |received| received.rank) })
     }
 }

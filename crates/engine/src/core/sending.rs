@@ -6,15 +6,16 @@ use std::time::{Duration, Instant};
 
 use kvferry_layout::Digest;
 use kvferry_match::{BlockMap, Side};
-use kvferry_wire::{PutError, Status, TransferStats};
+use kvferry_wire::{PutError, Route, RouteReason, Status, TransferStats};
 
-use super::{Action, Core, PutId, Ticket, refusal};
+use super::{Action, Core, PutId, Ticket, outcome, refusal};
 use crate::error::{PeerName, PostError, TransferError};
 use crate::message::{Done, Message, Moved, Refusal, Refused, RequestKey, Want};
-use crate::report::{Route, Sent};
+use crate::report::Sent;
 
-/// Receives that one peer may post ahead of the sends that serve them.
+/// Receives that one peer may post ahead of the sends that serve them, and the blocks that they may name together.
 const WANTS_MAX: usize = 4096;
+const WANTED_BLOCKS_MAX: usize = 1 << 22;
 
 /// A send with the part of each destination, by epoch.
 #[derive(Debug)]
@@ -119,7 +120,7 @@ impl Core {
         result: Result<TransferStats, PutError>,
     ) -> Vec<Action> {
         self.put_ended(now, put, |peer, moved, sent| match result {
-            Ok(stats) => Ok(Sent { elapsed: stats.elapsed, ..sent }),
+            Ok(TransferStats { route, reason, elapsed, .. }) => Ok(Sent { route, reason, elapsed, ..sent }),
             Err(source) => Err(TransferError::Put { peer, moved, expected: sent.bytes, source }),
         })
     }
@@ -136,7 +137,9 @@ impl Core {
         if peer.lost.is_some() {
             return Vec::new();
         }
-        if peer.wants.len() >= WANTS_MAX {
+        let blocks = |want: &Want| want.block_maps.iter().map(|map| map.slots().len()).sum::<usize>();
+        let wanted: usize = peer.wants.values().map(blocks).sum();
+        if peer.wants.len() >= WANTS_MAX || wanted + blocks(&want) > WANTED_BLOCKS_MAX {
             return vec![refusal(epoch, key, Refusal::TooMany)];
         }
         peer.wants.insert(key, want);
@@ -241,7 +244,9 @@ impl Core {
             pieces: plan.pieces(),
             runs: plan.runs(),
             bytes: plan.bytes(),
+            // What the wire made of it is known when it has ended well.
             route: Route::Runs,
+            reason: RouteReason::Empty,
             elapsed: Duration::ZERO,
         };
         let put = PutId(self.next_put);
@@ -291,10 +296,10 @@ impl Core {
             return None;
         }
         let parts = self.sends.remove(&ticket)?.parts.into_values();
-        let outcome = parts.filter_map(|part| match part.state {
+        let ends = parts.filter_map(|part| match part.state {
             PartState::Ended(end) => Some(end),
             _ => None,
         });
-        Some(Action::Sent { ticket, outcome: outcome.collect() })
+        Some(Action::Sent { ticket, outcome: outcome(ends, |sent| sent.rank) })
     }
 }

@@ -2,18 +2,20 @@
 //! without its one end.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use kvferry_layout::{
     Digest, Dtype, GroupKind, GroupSpec, Layer, LayerMask, RankSpec, Role, RowSpec, Slot, block_major,
 };
 use kvferry_match::{BlockMap, Side, assign};
-use kvferry_wire::{PutError, Status, TransferStats};
+use kvferry_wire::{PutError, Route, RouteReason, Status, TransferStats};
 use proptest::prelude::*;
 
+use super::handshake::EARLY_HELLOS_MAX;
 use super::{Action, Core, LinkId, Peer, PutId, Ticket};
-use crate::error::{ConnectError, PostError, TransferError};
-use crate::message::{Done, Hello, Message, Moved, Refusal, Refused, RequestKey, Want};
+use crate::error::{ConnectError, PostError, RequestError, TransferError};
+use crate::message::{CallId, Done, Hello, Message, Moved, Refusal, Refused, RequestKey, Want};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 const LINK: LinkId = LinkId(0);
@@ -23,6 +25,11 @@ const BYTES: u64 = 2 * 1024;
 
 /// A rank of the other instance, with a template of one key row of 1 KiB a slot.
 fn peer() -> Peer {
+    static PEER: LazyLock<Peer> = LazyLock::new(make_peer);
+    PEER.clone()
+}
+
+fn make_peer() -> Peer {
     let key = RowSpec::single(Role::Key, Dtype::U8, LayerMask::all(1), 1, 64).unwrap();
     let kind = GroupKind::paged(16);
     let groups = vec![GroupSpec { kind, slot_count: 4, pools: vec![vec![key]] }];
@@ -52,15 +59,22 @@ fn core(now: Instant, side: Side) -> (Core, Vec<Action>) {
     (core, actions)
 }
 
-fn hello() -> Message {
-    Message::Hello(Hello { rank: 0, template: peer().template.digest() })
+/// The call that the other side connects with.
+const CALL: CallId = CallId(77);
+
+/// This side's call: that of its first link.
+const OWN_CALL: CallId = CallId(0);
+
+fn hello(call: CallId) -> Message {
+    Message::Hello(Hello { call, rank: 0, template: peer().template.digest() })
 }
 
 /// A connected side of a pair.
 fn connected(now: Instant, side: Side) -> Core {
     let (mut core, _) = core(now, side);
     let epoch = if side == Side::Source { DESTINATION } else { SOURCE };
-    let actions = core.heard(now, epoch, hello());
+    assert_eq!(*said(&core.heard(now, epoch, hello(CALL))), Message::Welcome(CALL));
+    let actions = core.heard(now, epoch, Message::Welcome(OWN_CALL));
     assert!(matches!(actions[..], [Action::Connected { link: LINK }]), "{actions:?}");
     core
 }
@@ -77,16 +91,25 @@ fn said(actions: &[Action]) -> &Message {
     }
 }
 
-fn sent(actions: &[Action]) -> Option<&Result<Vec<crate::Sent>, TransferError>> {
+/// What moved, or the only error.
+fn only<R>(outcome: &Result<Vec<R>, RequestError>) -> Result<&[R], &TransferError> {
+    match outcome {
+        Ok(moved) => Ok(moved),
+        Err(error) if error.errors.len() == 1 => Err(&error.errors[0]),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn sent(actions: &[Action]) -> Option<Result<&[crate::Sent], &TransferError>> {
     actions.iter().find_map(|action| match action {
-        Action::Sent { outcome, .. } => Some(outcome),
+        Action::Sent { outcome, .. } => Some(only(outcome)),
         _ => None,
     })
 }
 
-fn received(actions: &[Action]) -> Option<&Result<Vec<crate::Received>, TransferError>> {
+fn received(actions: &[Action]) -> Option<Result<&[crate::Received], &TransferError>> {
     actions.iter().find_map(|action| match action {
-        Action::Received { outcome, .. } => Some(outcome),
+        Action::Received { outcome, .. } => Some(only(outcome)),
         _ => None,
     })
 }
@@ -99,7 +122,13 @@ fn put(actions: &[Action]) -> PutId {
 }
 
 fn stats() -> TransferStats {
-    TransferStats { bytes: BYTES, runs: 2, elapsed: Duration::from_millis(3) }
+    TransferStats {
+        bytes: BYTES,
+        runs: 2,
+        elapsed: Duration::from_millis(3),
+        route: Route::Direct,
+        reason: RouteReason::TargetMapped,
+    }
 }
 
 const BROKEN: PutError = PutError::Endpoint { source: Status::ERR_CANCELED };
@@ -124,31 +153,81 @@ fn a_request_goes_through_want_put_done_and_acknowledgement() {
     let actions = source.put_done(now, put, Ok(stats()));
     assert!(sent(&actions).is_none(), "not before the destination has checked the count");
     let actions = destination.heard(now + Duration::from_secs(1), SOURCE, said(&actions).clone());
-    let outcome = received(&actions).unwrap().as_ref().unwrap();
+    let outcome = received(&actions).unwrap().unwrap();
     assert_eq!((outcome[0].bytes, outcome[0].elapsed), (BYTES, Duration::from_secs(1)));
     let actions = source.heard(now, DESTINATION, said(&actions).clone());
-    let outcome = sent(&actions).unwrap().as_ref().unwrap();
+    let outcome = sent(&actions).unwrap().unwrap();
     assert_eq!((outcome[0].bytes, outcome[0].runs, outcome[0].elapsed), (BYTES, 2, Duration::from_millis(3)));
+    assert_eq!((outcome[0].route, outcome[0].reason), (Route::Direct, RouteReason::TargetMapped));
     assert_eq!((source.next_deadline(), destination.next_deadline()), (None, None), "nothing is left to wait for");
 }
 
 #[test]
-fn greetings_may_come_before_or_after_the_call_and_must_agree() {
+fn a_link_is_up_when_each_side_has_answered_the_others_call() {
     let now = Instant::now();
+    // A greeting ahead of the call is answered with it; it does not stand for the answer to this side's own.
     let mut early = Core::new(PATIENCE);
-    assert!(early.heard(now, DESTINATION, hello()).is_empty());
+    assert!(early.heard(now, DESTINATION, hello(CALL)).is_empty());
     let actions = early.connect(now, LINK, Side::Source, 0, BTreeMap::from([(DESTINATION, peer())]));
-    assert!(matches!(actions[..], [Action::Say { .. }, Action::Connected { link: LINK }]), "{actions:?}");
+    let welcome = |action: &Action| matches!(action, Action::Say { message: Message::Welcome(CALL), .. });
+    assert!(matches!(&actions[..], [Action::Say { message: Message::Hello(_), .. }, a] if welcome(a)), "{actions:?}");
+    let early_ticket = early.send(now, ticket(1), maps(), 0..32);
+    assert!(matches!(early_ticket, Err(PostError::NoLink)), "a link that is not up takes no request");
+    // An answer to another call is not one.
+    assert!(early.heard(now, DESTINATION, Message::Welcome(CallId(5))).is_empty());
+    let actions = early.heard(now, DESTINATION, Message::Welcome(OWN_CALL));
+    assert!(matches!(actions[..], [Action::Connected { link: LINK }]), "{actions:?}");
+}
 
-    for hello in [Hello { rank: 1, template: peer().template.digest() }, Hello { rank: 0, template: Digest(1) }] {
+#[test]
+fn a_peer_that_matched_otherwise_is_refused() {
+    let now = Instant::now();
+    let template = peer().template.digest();
+    for hello in [Hello { call: CALL, rank: 1, template }, Hello { call: CALL, rank: 0, template: Digest(1) }] {
         let (mut core, _) = core(now, Side::Source);
         let actions = core.heard(now, DESTINATION, Message::Hello(hello));
-        let [Action::Forget { epoch: DESTINATION }, Action::NotConnected { error, .. }] = &actions[..] else {
+        let [bye, Action::Forget { epoch: DESTINATION }, Action::NotConnected { error, .. }] = &actions[..] else {
             panic!("{actions:?}")
         };
+        assert!(matches!(bye, Action::Say { message: Message::Bye(OWN_CALL), .. }), "{bye:?}");
         assert!(matches!(error, ConnectError::PlansDiffer { .. }), "{error:?}");
         assert!(core.known(DESTINATION).is_none() && core.next_deadline().is_none());
     }
+}
+
+#[test]
+fn a_peer_that_starts_anew_is_lost_and_its_greeting_waits() {
+    let now = Instant::now();
+    for again in [hello(CallId(78)), Message::Bye(CALL)] {
+        let (mut source, _, put) = moving(now);
+        assert!(source.heard(now, DESTINATION, again.clone()).is_empty(), "the write goes on to its end");
+        let actions = source.put_done(now, put, Ok(stats()));
+        assert!(matches!(sent(&actions), Some(Err(TransferError::Lost { .. }))), "{actions:?}");
+        assert!(matches!(source.send(now, ticket(8), maps(), 0..32), Err(PostError::Lost(_))));
+        let actions = source.disconnect(LINK).unwrap();
+        assert!(matches!(said(&actions), Message::Bye(OWN_CALL)), "{actions:?}");
+        let peers = BTreeMap::from([(DESTINATION, peer())]);
+        let actions = source.connect(now, LinkId(1), Side::Source, 0, peers);
+        let welcomes = actions.iter().any(|action| matches!(action, Action::Say { message: Message::Welcome(_), .. }));
+        assert_eq!(welcomes, again == hello(CallId(78)));
+        let actions = source.heard(now, DESTINATION, Message::Welcome(CallId(1)));
+        assert!(matches!(actions[..], [Action::Connected { link: LinkId(1) }]), "{actions:?}");
+    }
+}
+
+#[test]
+fn early_greetings_are_bounded_and_do_not_outlive_the_patience_of_who_sent_them() {
+    let now = Instant::now();
+    let mut core = Core::new(PATIENCE);
+    for epoch in 0..2 * EARLY_HELLOS_MAX as u64 {
+        core.heard(now + Duration::from_nanos(epoch), 1000 + epoch, hello(CALL));
+    }
+    assert_eq!(core.early_hellos.len(), EARLY_HELLOS_MAX);
+    assert!(core.early_hellos.contains_key(&(999 + 2 * EARLY_HELLOS_MAX as u64)), "the latest is kept");
+    core.heard(now + 2 * PATIENCE, 5, hello(CALL));
+    assert_eq!(core.early_hellos.len(), 1);
+    core.heard(now + 2 * PATIENCE, 5, Message::Bye(CALL));
+    assert_eq!(core.early_hellos.len(), 0);
 }
 
 #[test]
@@ -190,7 +269,7 @@ fn a_source_that_reports_other_bytes_or_another_plan_is_not_believed() {
             peer: crate::PeerName { side: Side::Destination, rank: 0 },
             source: Refusal::PlansDiffer,
         };
-        assert_eq!(sent(&actions).unwrap().as_ref().unwrap_err().to_string(), refused.to_string());
+        assert_eq!(sent(&actions).unwrap().unwrap_err().to_string(), refused.to_string());
     }
 }
 
@@ -246,7 +325,7 @@ fn a_write_that_stalls_is_cut_and_ends_with_what_the_wire_says() {
     assert!(actions.iter().any(|action| matches!(action, Action::Cut { epoch: DESTINATION })), "{actions:?}");
     let ended = |action: &Action| matches!(action, Action::Sent { ticket: t, .. } if *t == ticket(7));
     assert!(!actions.iter().any(ended), "its bytes are still being read");
-    assert!(sent(&actions).is_some_and(Result::is_err), "the other request of the peer ends at once");
+    assert!(sent(&actions).is_some_and(|outcome| outcome.is_err()), "the other request of the peer ends at once");
     let want = Want { key: key(9), tokens: 0..32, bytes: BYTES, plan: Digest(9), block_maps: maps() };
     assert!(source.heard(now + PATIENCE, DESTINATION, Message::Want(want)).is_empty(), "a lost peer wants nothing");
     let next = source.send(now + PATIENCE, ticket(9), maps(), 0..32);
@@ -266,6 +345,29 @@ fn a_lost_destination_ends_a_moving_send_only_when_the_write_has_ended() {
             matches!(sent(&actions), Some(Err(TransferError::Lost { source: Status::ERR_CONNECTION_RESET, .. })));
         assert!(lost, "{actions:?}");
     }
+}
+
+#[test]
+fn every_peer_that_failed_is_named_in_the_order_of_ranks() {
+    let now = Instant::now();
+    let mut destination = Core::new(PATIENCE);
+    // Epochs descend as ranks ascend.
+    let peers = [(90, 0), (80, 1), (70, 2)].map(|(epoch, rank)| (epoch, Peer { rank, ..peer() }));
+    destination.connect(now, LINK, Side::Destination, 0, BTreeMap::from(peers));
+    for epoch in [90, 80, 70] {
+        destination.heard(now, epoch, Message::Welcome(OWN_CALL));
+    }
+    destination.receive(now, ticket(7), &maps(), &(0..32)).unwrap();
+    let refused = Message::Refused(Refused { key: key(7), reason: Refusal::BlockMaps });
+    assert!(destination.heard(now, 90, refused).is_empty());
+    assert!(destination.lost(70, Status::ERR_CONNECTION_RESET).is_empty());
+    let actions = destination.tick(now + PATIENCE);
+    let Some(Action::Received { outcome: Err(error), .. }) = actions.last() else { panic!("{actions:?}") };
+    let ranks: Vec<u32> = error.errors.iter().filter_map(|error| Some(error.peer()?.rank)).collect();
+    assert_eq!(ranks, [0, 1, 2]);
+    assert_eq!(error.may_still_write().map(|peer| peer.rank).collect::<Vec<_>>(), [1, 2]);
+    let line = error.to_string();
+    assert!(line.contains("source rank 0 ended the request: the block maps cannot be bound; source rank 1"), "{line}");
 }
 
 #[test]
@@ -304,8 +406,12 @@ enum Step {
 fn forged() -> impl Strategy<Value = Message> {
     let key = (0..4u64).prop_map(key);
     prop_oneof![
-        (any::<u32>(), any::<u128>())
-            .prop_map(|(rank, digest)| Message::Hello(Hello { rank, template: Digest(digest) })),
+        (any::<u64>(), any::<u32>(), any::<u128>()).prop_map(|(call, rank, digest)| {
+            Message::Hello(Hello { call: CallId(call), rank, template: Digest(digest) })
+        }),
+        any::<u64>().prop_map(|call| hello(CallId(call))),
+        (76..79u64).prop_map(|call| Message::Bye(CallId(call))),
+        any::<u64>().prop_map(|call| Message::Welcome(CallId(call))),
         (key.clone(), any::<u64>()).prop_map(|(key, bytes)| Message::Moved(Moved { key, bytes })),
         (key.clone(), any::<u64>()).prop_map(|(key, bytes)| Message::Done(Done { key, bytes, plan: Digest(0) })),
         key.clone().prop_map(Message::DoneAck),

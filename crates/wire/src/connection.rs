@@ -1,0 +1,241 @@
+//! A connection as the progress thread holds it.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ucx_sys::Status;
+
+use crate::address::{InboxCard, WorkerCard};
+use crate::context::Context;
+use crate::endpoint::{EndpointId, KeyId};
+use crate::error::{CommandError, PutError};
+use crate::frame::{self, Audience};
+use crate::inbox::message::{Body, ConnectionId, Message};
+use crate::inbox::target::{DESCRIPTION_BYTES_MAX, Peer};
+use crate::process::Process;
+use crate::raw::{Closing, Operation, RawEndpoint, RawWorker};
+use crate::region::{OwnerId, RegionCard};
+use crate::route::{CMA_WITH_ERROR_HANDLING, Facts, PUTS_NOT_EMULATED};
+use crate::share::Mapped;
+use crate::transfer::Work;
+
+/// The key of the peer's inbox, apart from those that callers import.
+pub(crate) const INBOX_KEY: KeyId = KeyId(u64::MAX);
+
+/// How long a connection that is closed waits for what it has posted before it is cut.
+const FAREWELL_DEADLINE: Duration = Duration::from_millis(500);
+
+/// Kind of the frames between workers. Their payload says the rest.
+const KIND: u16 = 0;
+
+/// A connection and the life of the peer it leads to.
+pub(crate) struct Connection {
+    pub(crate) raw: RawEndpoint,
+    pub(crate) id: EndpointId,
+    pub(crate) peer_epoch: u64,
+    /// The peer's process: its regions are the only ones that can be imported.
+    owner: OwnerId,
+    /// Target regions that are mapped here.
+    targets: BTreeMap<KeyId, Arc<Mapped>>,
+    inbox: Option<PeerInbox>,
+    /// The peer's process, if it is on this host.
+    process: Option<Process>,
+    greeted: bool,
+}
+
+/// The peer's worker as far as it is on this host.
+#[derive(Debug, Default)]
+pub(crate) struct Neighbour {
+    pub(crate) inbox: Option<Arc<Mapped>>,
+    pub(crate) process: Option<Process>,
+}
+
+/// What is known of the peer's inbox.
+struct PeerInbox {
+    card: InboxCard,
+    mapped: Option<Arc<Mapped>>,
+    key_imported: bool,
+}
+
+/// Who speaks: what this worker writes in front of its messages.
+pub(crate) struct Sender<'a> {
+    pub(crate) epoch: u64,
+    pub(crate) address: &'a [u8],
+    pub(crate) unsent: &'a Rc<Cell<u64>>,
+}
+
+impl Connection {
+    pub(crate) fn open(
+        worker: &Rc<RawWorker>,
+        id: EndpointId,
+        card: WorkerCard,
+        neighbour: Neighbour,
+        peer_epoch: u64,
+    ) -> Result<Self, CommandError> {
+        let raw = worker.connect(&card.ucx_address).map_err(|source| CommandError::Connect { source })?;
+        let sound = |card: &InboxCard| {
+            card.chunk_bytes > 0 && card.region.bytes > 0 && card.region.base.checked_add(card.region.bytes).is_some()
+        };
+        let Neighbour { inbox: mapped, process } = neighbour;
+        let inbox = card.inbox.filter(sound).map(|card| PeerInbox { card, mapped, key_imported: false });
+        Ok(Self { raw, id, peer_epoch, owner: card.owner, targets: BTreeMap::new(), inbox, process, greeted: false })
+    }
+
+    /// [`Status::OK`] until UCX or, if `look`, the kernel says that the peer is gone.
+    pub(crate) fn failure(&self, look: bool) -> Status {
+        match self.raw.failure() {
+            Status::OK if look && self.process.as_ref().is_some_and(Process::has_ended) => Status::ERR_CONNECTION_RESET,
+            status => status,
+        }
+    }
+
+    pub(crate) fn process(&self) -> Option<&Process> {
+        self.process.as_ref()
+    }
+
+    pub(crate) fn import(
+        &mut self,
+        key: KeyId,
+        card: &RegionCard,
+        target: Option<Arc<Mapped>>,
+    ) -> Result<(), CommandError> {
+        if card.owner != self.owner {
+            return Err(CommandError::Foreign { base: card.base, bytes: card.bytes });
+        }
+        self.raw.import(key, &card.key).map_err(|source| CommandError::Key { source })?;
+        self.targets.extend(target.map(|target| (key, target)));
+        Ok(())
+    }
+
+    /// The mapping of each part's target, if all of them are mapped.
+    pub(crate) fn targets(&self, work: &Work) -> Option<Vec<Arc<Mapped>>> {
+        work.remotes.iter().map(|remote| self.targets.get(&remote.key).cloned()).collect()
+    }
+
+    /// The first target that is known to be no longer registered.
+    pub(crate) fn withdrawn(&self, work: &Work) -> Option<PutError> {
+        let given_up = |key: &KeyId| self.targets.get(key).is_some_and(|target| !target.is_offered());
+        let remote = work.remotes.iter().find(|remote| given_up(&remote.key))?;
+        Some(PutError::Withdrawn { base: remote.base(), bytes: remote.bytes() })
+    }
+
+    pub(crate) fn inbox(&self) -> Option<&InboxCard> {
+        self.inbox.as_ref().map(|inbox| &inbox.card)
+    }
+
+    pub(crate) fn inbox_mapped(&self) -> Option<Arc<Mapped>> {
+        self.inbox.as_ref().and_then(|inbox| inbox.mapped.clone())
+    }
+
+    /// Makes the peer's inbox a target of puts.
+    pub(crate) fn import_inbox(&mut self) -> Result<KeyId, Status> {
+        let inbox = self.inbox.as_mut().ok_or(Status::ERR_UNSUPPORTED)?;
+        if !inbox.key_imported {
+            self.raw.import(INBOX_KEY, &inbox.card.region.key)?;
+            inbox.key_imported = true;
+        }
+        Ok(INBOX_KEY)
+    }
+
+    /// What the choice of a route depends on.
+    pub(crate) fn facts(&self, context: &Context, work: &Work) -> Facts {
+        // At most 5 bytes a slot and 60 a piece.
+        let description: usize =
+            work.shapes.iter().map(|shape| shape.pairs.len() * 5 + shape.pieces.len() * 60 + 40).sum();
+        let inbox_mapped = self.inbox_mapped().is_some();
+        let inbox = self.inbox.is_some() && description <= DESCRIPTION_BYTES_MAX;
+        let cma = context.ucx_version() >= CMA_WITH_ERROR_HANDLING && context.options().allows_cma();
+        Facts {
+            forced: context.options().route,
+            bytes: work.size.bytes,
+            runs: work.size.runs,
+            target_mapped: self.targets(work).is_some(),
+            inbox,
+            inbox_mapped: inbox && inbox_mapped,
+            kernel_copies: cma && inbox_mapped,
+            puts_emulated: context.ucx_version() < PUTS_NOT_EMULATED,
+        }
+    }
+
+    /// Sends a caller's frame.
+    pub(crate) fn send(&self, sender: &Sender<'_>, kind: u16, payload: &[u8]) {
+        let frame = frame::encode(Audience::Caller, sender.epoch, self.peer_epoch, kind, payload);
+        self.raw.send(frame, sender.unsent);
+    }
+
+    /// Says something to the peer's inbox, after a greeting if it is the first time.
+    pub(crate) fn say(&mut self, sender: &Sender<'_>, body: Body) {
+        if !self.greeted {
+            self.greeted = true;
+            let address = sender.address.to_owned();
+            say(
+                &self.raw,
+                sender,
+                self.peer_epoch,
+                Message { connection: self.connection(), body: Body::Hello { address } },
+            );
+        }
+        say(&self.raw, sender, self.peer_epoch, Message { connection: self.connection(), body });
+    }
+
+    fn connection(&self) -> ConnectionId {
+        ConnectionId(self.id.0)
+    }
+
+    /// Starts to close the connection in an orderly way.
+    pub(crate) fn leave(self) -> Leaving {
+        let settled = self.raw.flush();
+        Leaving { connection: self, settled, said: false, deadline: Instant::now() + FAREWELL_DEADLINE }
+    }
+}
+
+/// Sends one message to a worker.
+pub(crate) fn say(endpoint: &RawEndpoint, sender: &Sender<'_>, peer_epoch: u64, message: Message) {
+    let frame = frame::encode(Audience::Worker, sender.epoch, peer_epoch, KIND, &message.encode());
+    endpoint.send(frame, sender.unsent);
+}
+
+/// A connection that takes nothing new. When what it had posted is out, the peer's inbox is told that its chunks are free:
+/// not before, or a late put would hit whoever is granted them next.
+pub(crate) struct Leaving {
+    connection: Connection,
+    settled: Operation,
+    said: bool,
+    deadline: Instant,
+}
+
+impl Leaving {
+    /// Whether it is time to cut the connection. A peer that does not answer is not waited for beyond a deadline.
+    pub(crate) fn is_over(&mut self, sender: &Sender<'_>) -> bool {
+        let connection = &mut self.connection;
+        if connection.raw.failure() != Status::OK || Instant::now() >= self.deadline {
+            return true;
+        }
+        match self.settled.result() {
+            None => false,
+            Some(Status::OK) if connection.greeted && !self.said => {
+                self.said = true;
+                connection.say(sender, Body::Bye);
+                self.settled = connection.raw.flush();
+                false
+            }
+            Some(_) => true,
+        }
+    }
+
+    pub(crate) fn cut(self) -> (Closed, Closing) {
+        (Closed::Caller(self.connection.id, Status::ERR_CANCELED), self.connection.raw.close(true))
+    }
+}
+
+/// Whose endpoint is being closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Closed {
+    /// The caller's, and why.
+    Caller(EndpointId, Status),
+    /// One through which an inbox answered.
+    Answer(Peer),
+}

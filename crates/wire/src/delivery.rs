@@ -1,0 +1,60 @@
+//! When written bytes are there. The rule is kept here and nowhere else: every put has completed well, a flush of the
+//! endpoint started behind the last of them has completed well, and the endpoint has not failed. A message may speak of the
+//! bytes only after that.
+//!
+//! Each clause was needed in a measurement on UCX 1.22: over its default transports 90 of 100 messages overtook the put in
+//! front of them, and a flush succeeded although every put before it had failed.
+
+use std::rc::Rc;
+
+use ucx_sys::Status;
+
+use crate::context::Context;
+use crate::error::PutError;
+use crate::raw::{Batch, Operation, Put, RawEndpoint};
+use crate::region::Region;
+
+/// Puts that are to be known to have arrived, together.
+pub(crate) struct Delivery {
+    batch: Rc<Batch>,
+    flush: Option<Operation>,
+}
+
+impl Delivery {
+    /// Of puts that read `held`, which lives until none of them does.
+    pub(crate) fn new(context: &Context, held: Vec<Region>) -> Self {
+        Self { batch: Batch::new(context, held), flush: None }
+    }
+
+    pub(crate) fn put(&mut self, endpoint: &RawEndpoint, put: &Put) {
+        debug_assert!(self.flush.is_none(), "a flush covers what was posted before it");
+        endpoint.put(&self.batch, put);
+    }
+
+    /// Puts that have not completed.
+    pub(crate) fn outstanding(&self) -> u64 {
+        self.batch.outstanding()
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.batch.first_error() != Status::OK
+    }
+
+    /// To be called again and again once everything has been posted: says when it has arrived, or that it has not.
+    pub(crate) fn poll(&mut self, endpoint: &RawEndpoint) -> Option<Result<(), PutError>> {
+        if self.flush.is_none() {
+            if self.outstanding() > 0 {
+                return None;
+            }
+            if self.has_failed() {
+                return Some(Err(PutError::Put { source: self.batch.first_error() }));
+            }
+        }
+        let flushed = self.flush.get_or_insert_with(|| endpoint.flush()).result()?;
+        Some(match (endpoint.failure(), flushed) {
+            (Status::OK, Status::OK) => Ok(()),
+            (Status::OK, source) => Err(PutError::Flush { source }),
+            (source, _) => Err(PutError::Endpoint { source }),
+        })
+    }
+}

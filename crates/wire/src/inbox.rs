@@ -1,0 +1,14 @@
+//! Memory that a worker sets aside for peers to write, and both ends of its use.
+//!
+//! A source describes a transfer once: strided pieces and slots, never a list of runs. The target grants chunks of its
+//! inbox, a few at a time; the source fills each with the next bytes of the transfer and says so; the target scatters it
+//! and grants it anew, to whichever peer's turn it is. Memory is bounded on both sides, whatever the transfer's size, and
+//! the slots that the caller named are written by their own process only.
+
+pub(crate) mod message;
+pub(crate) mod outbox;
+pub(crate) mod source;
+pub(crate) mod target;
+
+#[cfg(test)]
+mod tests;

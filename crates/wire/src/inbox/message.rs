@@ -1,0 +1,212 @@
+//! What the two ends of an inbox say to each other. Everything received is a claim.
+//!
+//! ```text
+//! source                              target
+//!   Hello {address}            ->       how to answer
+//!   Describe {bytes, ...}      ->       where the bytes belong, once a transfer
+//!                              <-     Grant {chunks}, again for each that has been scattered
+//!   Chunk {index, chunk}       ->       the chunk holds that part of the stream
+//!   Filled {..., bytes}        ->       or: put these bytes into it, where puts cannot be had
+//!                              <-     Landed, when all of it has been scattered
+//!                              <-     Refused {refusal}, instead
+//!   Bye                        ->       nothing more comes, no chunk is written any more
+//! ```
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::pieces::{Dim, Piece, Shape, SlotPair, Span};
+use crate::region::RegionId;
+
+/// One connection of a source: its endpoint, by its own numbering.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(crate) struct ConnectionId(pub(crate) u64);
+
+/// One transfer of a source worker. Never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(crate) struct StreamId(pub(crate) u64);
+
+/// One message, in either direction.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Message {
+    pub(crate) connection: ConnectionId,
+    pub(crate) body: Body,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Body {
+    Hello {
+        address: Vec<u8>,
+    },
+    /// The next bytes of a [`Description`] of `total_bytes`.
+    Describe {
+        stream: StreamId,
+        total_bytes: u32,
+        bytes: Vec<u8>,
+    },
+    /// Chunks of the inbox that may be filled for this stream.
+    Grant {
+        stream: StreamId,
+        chunks: Vec<u32>,
+    },
+    /// Chunk `chunk` of the inbox holds part `index` of the stream.
+    Chunk {
+        stream: StreamId,
+        index: u64,
+        chunk: u32,
+    },
+    /// As `Chunk`, with the bytes.
+    Filled {
+        stream: StreamId,
+        index: u64,
+        chunk: u32,
+        bytes: Vec<u8>,
+    },
+    Landed {
+        stream: StreamId,
+    },
+    Refused {
+        stream: StreamId,
+        refusal: Refusal,
+    },
+    Bye,
+}
+
+impl Message {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        postcard::to_allocvec(self).expect("a plain structure has an encoding")
+    }
+
+    /// `None` for bytes that are no message. Nothing is allocated beyond a small multiple of their length.
+    pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
+        postcard::from_bytes(bytes).ok()
+    }
+}
+
+/// Why a target does not take a transfer. Nothing of it was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// A region of the target is not registered any more. Ask the peer for its cards.
+    #[error("the target region of part {part} is not registered")]
+    Unregistered {
+        /// Index of the part.
+        part: usize,
+    },
+    /// A range is outside its region, as the target knows it. Mend the plan.
+    #[error("part {part} leaves its target region")]
+    Outside {
+        /// Index of the part.
+        part: usize,
+    },
+    /// The target holds as much for this peer as it will. Try again when other transfers have ended.
+    #[error("the target has no room for another transfer")]
+    Busy,
+    /// The target could not read the description: the peer runs another release, or something is damaged.
+    #[error("the target cannot read the transfer")]
+    Unreadable,
+}
+
+/// Where the bytes of a stream belong.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Description {
+    pub(crate) chunk_bytes: u32,
+    pub(crate) parts: Vec<PartDescription>,
+}
+
+/// The target's half of a shape.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PartDescription {
+    pub(crate) region: RegionId,
+    base: u64,
+    slot_stride: u64,
+    pieces: Vec<PieceDescription>,
+    slots: Vec<u32>,
+}
+
+/// The target's half of a [`Piece`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct PieceDescription {
+    offset: u64,
+    run_bytes: u64,
+    /// Count and stride.
+    dims: [(u64, u64); 2],
+}
+
+impl PartDescription {
+    pub(crate) fn new(region: RegionId, shape: &Shape) -> Self {
+        let piece = |piece: &Piece| PieceDescription {
+            offset: piece.remote_offset,
+            run_bytes: piece.run_bytes,
+            dims: piece.dims.map(|dim| (dim.count, dim.remote_stride)),
+        };
+        Self {
+            region,
+            base: shape.remote.base,
+            slot_stride: shape.remote.slot_stride,
+            pieces: shape.pieces.iter().map(piece).collect(),
+            slots: shape.pairs.iter().map(|pair| pair.remote).collect(),
+        }
+    }
+
+    /// The shape as the target sees it, to be checked against its own region: `remote` is that region, and the local side,
+    /// the stream itself, is no place.
+    pub(crate) fn shape(&self, region_bytes: u64) -> Shape {
+        let piece = |piece: &PieceDescription| Piece {
+            local_offset: 0,
+            remote_offset: piece.offset,
+            run_bytes: piece.run_bytes,
+            dims: piece.dims.map(|(count, remote_stride)| Dim { count, local_stride: 0, remote_stride }),
+        };
+        Shape {
+            local: Span { base: 0, slot_stride: 0, region_bytes: u64::MAX },
+            remote: Span { base: self.base, slot_stride: self.slot_stride, region_bytes },
+            pieces: self.pieces.iter().map(piece).collect::<Arc<[_]>>(),
+            pairs: self.slots.iter().map(|&remote| SlotPair { local: 0, remote }).collect(),
+        }
+    }
+}
+
+impl Description {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        postcard::to_allocvec(self).expect("a plain structure has an encoding")
+    }
+
+    pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
+        postcard::from_bytes(bytes).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_message_is_itself_after_the_way() {
+        let stream = StreamId(7);
+        for body in [
+            Body::Hello { address: vec![1, 2] },
+            Body::Describe { stream, total_bytes: 3, bytes: vec![1, 2, 3] },
+            Body::Grant { stream, chunks: vec![0, 9] },
+            Body::Chunk { stream, index: 1, chunk: 2 },
+            Body::Filled { stream, index: 1, chunk: 2, bytes: vec![5; 300] },
+            Body::Refused { stream, refusal: Refusal::Outside { part: 4 } },
+            Body::Bye,
+        ] {
+            let message = Message { connection: ConnectionId(1), body };
+            assert_eq!(Message::parse(&message.encode()), Some(message));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_an_error_and_never_a_panic(bytes: Vec<u8>) {
+            let _ = Message::parse(&bytes);
+            let _ = Description::parse(&bytes);
+        }
+    }
+}

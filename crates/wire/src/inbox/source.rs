@@ -1,0 +1,260 @@
+//! A peer's end of an inbox: fills the chunks that it is granted.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::address::InboxCard;
+use crate::context::Context;
+use crate::copy::{self, Stores, Window};
+use crate::cursor::Cursor;
+use crate::delivery::Delivery;
+use crate::endpoint::KeyId;
+use crate::error::PutError;
+use crate::frame::FRAME_PAYLOAD_BYTES_MAX;
+use crate::inbox::message::{Body, Description, PartDescription, Refusal, StreamId};
+use crate::inbox::outbox::Outbox;
+use crate::raw::{Put, RawEndpoint};
+use crate::share::Mapped;
+use crate::transfer::Work;
+
+/// Bytes of a description in one message.
+const DESCRIBE_BYTES: usize = 256 << 10;
+
+/// Chunks of one transfer that are on their way over a network at a time.
+const PUTS_MAX: usize = 4;
+
+/// Bytes that travel as one message, where puts cannot be had: with the rest of the message they fit a frame.
+const SPOKEN_BYTES_MAX: u32 = (1 << 20) - 1024;
+
+const _: () = assert!(SPOKEN_BYTES_MAX as usize + 1024 <= FRAME_PAYLOAD_BYTES_MAX);
+
+/// What a step may use and say.
+pub(crate) struct Desk<'a> {
+    pub(crate) context: &'a Context,
+    pub(crate) endpoint: &'a RawEndpoint,
+    pub(crate) inbox: &'a InboxCard,
+    pub(crate) outbox: &'a mut Outbox,
+    pub(crate) say: &'a mut dyn FnMut(Body),
+}
+
+/// One transfer through a peer's inbox.
+pub(crate) struct Filling {
+    stream: StreamId,
+    way: Way,
+    described: bool,
+    chunk_bytes: u64,
+    chunk_count: u64,
+    credits: VecDeque<u32>,
+    next_index: u64,
+    moved_bytes: u64,
+    end: Option<Result<(), PutError>>,
+}
+
+/// How bytes get into a chunk.
+enum Way {
+    /// The inbox is mapped here: gathered straight into it.
+    Landing { inbox: Arc<Mapped> },
+    /// Gathered into a message.
+    Spoken,
+    /// Gathered into the outbox and put.
+    Staged { inbox: KeyId, sending: Vec<Sending> },
+}
+
+/// A chunk on its way over the network.
+struct Sending {
+    slot: u32,
+    index: u64,
+    chunk: u32,
+    delivery: Delivery,
+}
+
+impl Filling {
+    pub(crate) fn landing(stream: StreamId, inbox: Arc<Mapped>) -> Self {
+        Self::new(stream, Way::Landing { inbox })
+    }
+
+    pub(crate) fn staged(stream: StreamId, inbox: KeyId) -> Self {
+        Self::new(stream, Way::Staged { inbox, sending: Vec::new() })
+    }
+
+    /// As staged, without puts.
+    pub(crate) fn spoken(stream: StreamId) -> Self {
+        Self::new(stream, Way::Spoken)
+    }
+
+    fn new(stream: StreamId, way: Way) -> Self {
+        Self {
+            stream,
+            way,
+            described: false,
+            chunk_bytes: 0,
+            chunk_count: 0,
+            credits: VecDeque::new(),
+            next_index: 0,
+            moved_bytes: 0,
+            end: None,
+        }
+    }
+
+    pub(crate) fn stream(&self) -> StreamId {
+        self.stream
+    }
+
+    /// Puts of chunks that have not completed.
+    pub(crate) fn outstanding(&self) -> u64 {
+        match &self.way {
+            Way::Landing { .. } | Way::Spoken => 0,
+            Way::Staged { sending, .. } => sending.iter().map(|sending| sending.delivery.outstanding()).sum(),
+        }
+    }
+
+    /// Bytes gathered.
+    pub(crate) fn moved_bytes(&self) -> u64 {
+        self.moved_bytes
+    }
+
+    pub(crate) fn granted(&mut self, chunks: &[u32]) {
+        self.credits.extend(chunks);
+    }
+
+    pub(crate) fn landed(&mut self) {
+        // Said too early it is a peer's mistake, which would be a success that never was.
+        let complete = self.described && self.next_index == self.chunk_count;
+        self.end = Some(if complete { Ok(()) } else { Err(PutError::Refused { refusal: Refusal::Unreadable }) });
+    }
+
+    pub(crate) fn refused(&mut self, refusal: Refusal, work: &Work) {
+        self.end = Some(Err(match refusal {
+            Refusal::Unregistered { part } => match work.remotes.get(part) {
+                Some(remote) => PutError::Withdrawn { base: remote.base(), bytes: remote.bytes() },
+                None => PutError::Refused { refusal },
+            },
+            _ => PutError::Refused { refusal },
+        }));
+    }
+
+    /// Gives back what the transfer holds of the outbox. Call it when the transfer is over and no put is outstanding.
+    pub(crate) fn release(&mut self, outbox: &mut Outbox) {
+        if let Way::Staged { sending, .. } = &mut self.way {
+            for sending in sending.drain(..) {
+                outbox.put_back(sending.slot);
+            }
+        }
+    }
+
+    /// Fills one chunk, if there is one to fill. `Some` at the end, when no put is outstanding.
+    pub(crate) fn step(&mut self, work: &Work, desk: &mut Desk<'_>) -> Option<Result<(), PutError>> {
+        if !self.described {
+            self.describe(work, desk);
+        }
+        if let Some(end) = self.end {
+            return (self.outstanding() == 0).then_some(end);
+        }
+        if let Err(error) = self.finish_sending(desk) {
+            self.end = Some(Err(error));
+            return None;
+        }
+        if self.next_index < self.chunk_count
+            && let Err(error) = self.fill(work, desk)
+        {
+            self.end = Some(Err(error));
+        }
+        None
+    }
+
+    fn describe(&mut self, work: &Work, desk: &mut Desk<'_>) {
+        let mut chunk_bytes = desk.inbox.chunk_bytes.min(desk.context.options().chunk_bytes);
+        if let Way::Spoken = self.way {
+            chunk_bytes = chunk_bytes.min(SPOKEN_BYTES_MAX);
+        }
+        let parts = work.shapes.iter().zip(&work.remotes);
+        let parts = parts.map(|(shape, remote)| PartDescription::new(remote.id, shape)).collect();
+        let description = Description { chunk_bytes, parts }.encode();
+        let total_bytes = u32::try_from(description.len()).unwrap_or(u32::MAX); // refused by the target if it is so long
+        for bytes in description.chunks(DESCRIBE_BYTES) {
+            (desk.say)(Body::Describe { stream: self.stream, total_bytes, bytes: bytes.to_vec() });
+        }
+        self.described = true;
+        self.chunk_bytes = u64::from(chunk_bytes);
+        self.chunk_count = work.size.bytes.div_ceil(self.chunk_bytes);
+    }
+
+    /// Tells the target of chunks that have arrived.
+    fn finish_sending(&mut self, desk: &mut Desk<'_>) -> Result<(), PutError> {
+        let Way::Staged { sending, .. } = &mut self.way else { return Ok(()) };
+        let mut position = 0;
+        while let Some(next) = sending.get_mut(position) {
+            match next.delivery.poll(desk.endpoint) {
+                None => position += 1,
+                Some(Err(error)) => return Err(error),
+                Some(Ok(())) => {
+                    let Sending { slot, index, chunk, .. } = sending.remove(position);
+                    desk.outbox.put_back(slot);
+                    (desk.say)(Body::Chunk { stream: self.stream, index, chunk });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills the next chunk, if one has been granted.
+    fn fill(&mut self, work: &Work, desk: &mut Desk<'_>) -> Result<(), PutError> {
+        let Some(&chunk) = self.credits.front() else { return Ok(()) };
+        let (index, start) = (self.next_index, self.next_index * self.chunk_bytes);
+        let bytes = self.chunk_bytes.min(work.size.bytes - start);
+        let offset = u64::from(chunk) * u64::from(desk.inbox.chunk_bytes);
+        let inside = offset.checked_add(bytes).is_some_and(|end| end <= desk.inbox.region.bytes);
+        if !inside {
+            return Err(PutError::Refused { refusal: Refusal::Unreadable }); // a chunk that the inbox has not got
+        }
+        match &mut self.way {
+            Way::Landing { inbox } => {
+                gather(work, start, bytes, inbox.window(), offset);
+                // The message is sent behind this, and the target reads the chunk behind the message.
+                copy::publish();
+                (desk.say)(Body::Chunk { stream: self.stream, index, chunk });
+            }
+            Way::Spoken => {
+                let mut spoken = vec![0; usize::try_from(bytes).expect("at most SPOKEN_BYTES_MAX")];
+                gather(work, start, bytes, Window::of(&mut spoken), 0);
+                copy::publish();
+                (desk.say)(Body::Filled { stream: self.stream, index, chunk, bytes: spoken });
+            }
+            Way::Staged { inbox, sending } => {
+                if sending.len() >= PUTS_MAX {
+                    return Ok(());
+                }
+                let taken = desk.outbox.take(desk.context).map_err(|_| PutError::NoMemory)?;
+                let Some((slot, region, slot_offset)) = taken else { return Ok(()) };
+                gather(work, start, bytes, region.window(), slot_offset);
+                let mut delivery = Delivery::new(desk.context, vec![region]);
+                let to = desk.inbox.region.base + offset;
+                delivery.put(desk.endpoint, &Put { held: 0, offset: slot_offset, key: *inbox, to, bytes });
+                sending.push(Sending { slot, index, chunk, delivery });
+            }
+        }
+        self.credits.pop_front();
+        self.next_index += 1;
+        self.moved_bytes += bytes;
+        Ok(())
+    }
+}
+
+/// Copies `bytes` bytes of the stream from `start` on to `to`, `offset` bytes from its start.
+fn gather(work: &Work, start: u64, bytes: u64, to: Window<'_>, offset: u64) {
+    let mut cursor = Cursor::at(&work.shapes, start);
+    let mut done = 0;
+    let mut next = cursor.next(&work.shapes, bytes);
+    while let Some(run) = next {
+        let ahead = done + run.bytes;
+        let after = if ahead < bytes { cursor.next(&work.shapes, bytes - ahead) } else { None };
+        if let Some(after) = after {
+            work.locals[after.part].window().prefetch(after.local_offset, after.bytes);
+        }
+        let from = work.locals[run.part].window();
+        let copied = to.copy_from(offset + done, from, run.local_offset, run.bytes, Stores::Cached);
+        debug_assert!(copied.is_some(), "the shapes and the chunk were checked");
+        done = ahead;
+        next = after;
+    }
+}

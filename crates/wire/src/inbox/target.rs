@@ -1,0 +1,316 @@
+//! The owner's end of an inbox: who may fill which chunk, and where the bytes go.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use crate::address::InboxCard;
+use crate::context::Context;
+use crate::copy::Stores;
+use crate::cursor::Cursor;
+use crate::error::{RegionError, TransferError};
+use crate::inbox::message::{Body, ConnectionId, Description, Refusal, StreamId};
+use crate::pieces::{Shape, Size};
+use crate::region::Region;
+
+/// Chunks that one connection may hold at a time. A source that is stopped keeps no more from the others.
+const CHUNKS_PER_CONNECTION: usize = 8;
+
+/// Bytes of descriptions that one connection may have here, complete or not.
+pub(crate) const DESCRIPTION_BYTES_MAX: usize = 8 << 20;
+
+/// Connections that are served. More are not answered.
+const CONNECTIONS_MAX: usize = 4096;
+
+/// A connection of a worker: its epoch, and its own number for the endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Peer {
+    pub(crate) epoch: u64,
+    pub(crate) connection: ConnectionId,
+}
+
+/// Something to be said to a peer.
+pub(crate) type Reply = (Peer, Body);
+
+pub(crate) struct Inbox {
+    region: Region,
+    chunk_bytes: u32,
+    free: Vec<u32>,
+    connections: BTreeMap<Peer, Connection>,
+    /// Connections in the order of their turns: to be granted a chunk, and to have one scattered.
+    grant_turns: VecDeque<Peer>,
+    scatter_turns: VecDeque<Peer>,
+}
+
+#[derive(Default)]
+struct Connection {
+    /// Descriptions that have arrived in part, with their full length.
+    arriving: BTreeMap<StreamId, (usize, Vec<u8>)>,
+    streams: BTreeMap<StreamId, Stream>,
+    /// Bytes of descriptions in `arriving`, by their full length, and behind `streams`.
+    description_bytes: usize,
+    /// Chunks that the peer may write, or has written and that have not been scattered.
+    held: usize,
+}
+
+/// One transfer on its way in.
+struct Stream {
+    shapes: Vec<Shape>,
+    /// The target of each shape, registered for as long as bytes may come.
+    regions: Vec<Region>,
+    description_bytes: usize,
+    size: Size,
+    chunk_bytes: u64,
+    /// Parts that have been granted a chunk, that have been received, and that have been scattered.
+    granted: u64,
+    scattered: u64,
+    received: Indices,
+    /// Chunks that the peer may write.
+    open: BTreeSet<u32>,
+    /// Parts that have been received, with the chunk that holds them.
+    ready: VecDeque<(u64, u32)>,
+}
+
+/// A set of indices that is filled more or less from below.
+#[derive(Default)]
+struct Indices {
+    below: u64,
+    above: BTreeSet<u64>,
+}
+
+impl Indices {
+    /// Whether `index` was not in the set.
+    fn insert(&mut self, index: u64) -> bool {
+        let new = index >= self.below && self.above.insert(index);
+        while self.above.remove(&self.below) {
+            self.below += 1;
+        }
+        new
+    }
+}
+
+impl Stream {
+    fn chunk_count(&self) -> u64 {
+        self.size.bytes.div_ceil(self.chunk_bytes)
+    }
+
+    /// Bytes of part `index`, of those that there are.
+    fn part_bytes(&self, index: u64) -> u64 {
+        self.chunk_bytes.min(self.size.bytes - index * self.chunk_bytes)
+    }
+
+    /// Copies part `index` from chunk `chunk` of `inbox` to where it belongs.
+    fn scatter(&self, inbox: &Region, chunk_base: u64, index: u64) {
+        let start = index * self.chunk_bytes;
+        let bytes = self.part_bytes(index);
+        let mut cursor = Cursor::at(&self.shapes, start);
+        let mut done = 0;
+        let mut next = cursor.next(&self.shapes, bytes);
+        while let Some(run) = next {
+            let ahead = done + run.bytes;
+            let after = if ahead < bytes { cursor.next(&self.shapes, bytes - ahead) } else { None };
+            if let Some(after) = after {
+                self.regions[after.part].window().prefetch_target(after.remote_offset);
+            }
+            let target = self.regions[run.part].window();
+            let copied =
+                target.copy_from(run.remote_offset, inbox.window(), chunk_base + done, run.bytes, Stores::Streaming);
+            debug_assert!(copied.is_some(), "the shapes were checked against their regions");
+            (done, next) = (ahead, after);
+        }
+    }
+}
+
+impl Inbox {
+    /// `None` if the options leave no room for a chunk.
+    pub(crate) fn new(context: &Context) -> Result<Option<Self>, RegionError> {
+        let options = context.options();
+        let chunk_bytes = options.chunk_bytes;
+        let chunks = options.inbox_bytes.checked_div(u64::from(chunk_bytes)).unwrap_or(0);
+        let chunks = u32::try_from(chunks).unwrap_or(u32::MAX);
+        if chunks == 0 {
+            return Ok(None);
+        }
+        let region = context.allocate(u64::from(chunks) * u64::from(chunk_bytes))?;
+        Ok(Some(Self {
+            region,
+            chunk_bytes,
+            free: (0..chunks).rev().collect(),
+            connections: BTreeMap::new(),
+            grant_turns: VecDeque::new(),
+            scatter_turns: VecDeque::new(),
+        }))
+    }
+
+    pub(crate) fn card(&self) -> InboxCard {
+        InboxCard { region: self.region.card(), chunk_bytes: self.chunk_bytes }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// Takes a connection in. `false` if there are too many.
+    pub(crate) fn welcome(&mut self, peer: Peer) -> bool {
+        if self.connections.contains_key(&peer) || self.connections.len() >= CONNECTIONS_MAX {
+            return false;
+        }
+        self.connections.insert(peer, Connection::default());
+        self.grant_turns.push_back(peer);
+        self.scatter_turns.push_back(peer);
+        true
+    }
+
+    /// Forgets a connection. What it was granted goes to others, so it must be certain that it writes no more: it said so,
+    /// or its endpoint is closed because it died.
+    pub(crate) fn forget(&mut self, peer: Peer) {
+        let Some(connection) = self.connections.remove(&peer) else { return };
+        for stream in connection.streams.into_values() {
+            self.free.extend(stream.open);
+            self.free.extend(stream.ready.iter().map(|(_, chunk)| chunk));
+        }
+        self.grant_turns.retain(|other| *other != peer);
+        self.scatter_turns.retain(|other| *other != peer);
+    }
+
+    /// The next bytes of a description. When it is complete it is checked, and refused or taken.
+    pub(crate) fn describe(
+        &mut self,
+        context: &Context,
+        peer: Peer,
+        stream: StreamId,
+        total_bytes: u32,
+        bytes: &[u8],
+    ) -> Option<Reply> {
+        let connection = self.connections.get_mut(&peer)?;
+        let refused = |refusal| Some((peer, Body::Refused { stream, refusal }));
+        if connection.streams.contains_key(&stream) {
+            return None; // said already
+        }
+        let total = usize::try_from(total_bytes).ok()?;
+        if !connection.arriving.contains_key(&stream) {
+            if connection.description_bytes + total > DESCRIPTION_BYTES_MAX {
+                return refused(Refusal::Busy);
+            }
+            connection.description_bytes += total;
+            connection.arriving.insert(stream, (total, Vec::new()));
+        }
+        let (total, arrived) = connection.arriving.get_mut(&stream)?;
+        if arrived.len() + bytes.len() < *total {
+            arrived.extend_from_slice(bytes);
+            return None;
+        }
+        arrived.extend_from_slice(bytes);
+        let (total, arrived) = connection.arriving.remove(&stream)?;
+        let taken = if arrived.len() == total { Ok(&arrived[..]) } else { Err(Refusal::Unreadable) };
+        match taken.and_then(|arrived| check(context, arrived, self.chunk_bytes)) {
+            Ok(mut checked) => {
+                checked.description_bytes = total;
+                if checked.size.bytes == 0 {
+                    connection.description_bytes -= total;
+                    return Some((peer, Body::Landed { stream }));
+                }
+                connection.streams.insert(stream, checked);
+                None
+            }
+            Err(refusal) => {
+                connection.description_bytes -= total;
+                refused(refusal)
+            }
+        }
+    }
+
+    /// The peer has filled a chunk, or sends what belongs into it. Anything but a chunk that it was granted, for a part that
+    /// has not come yet and in its length, is ignored.
+    pub(crate) fn filled(&mut self, peer: Peer, stream: StreamId, index: u64, chunk: u32, bytes: Option<&[u8]>) {
+        let connection = self.connections.get_mut(&peer);
+        let Some(stream) = connection.and_then(|connection| connection.streams.get_mut(&stream)) else { return };
+        if index >= stream.chunk_count() || !stream.open.contains(&chunk) {
+            return;
+        }
+        if let Some(bytes) = bytes {
+            let base = u64::from(chunk) * u64::from(self.chunk_bytes);
+            if bytes.len() as u64 != stream.part_bytes(index) || self.region.write(base, bytes).is_err() {
+                return;
+            }
+        }
+        if stream.received.insert(index) {
+            stream.open.remove(&chunk);
+            stream.ready.push_back((index, chunk));
+        }
+    }
+
+    /// Scatters one chunk of the connection whose turn it is. `None` if there is none.
+    pub(crate) fn scatter(&mut self) -> Option<Option<Reply>> {
+        let has_ready = |connection: &Connection| connection.streams.values().any(|stream| !stream.ready.is_empty());
+        let turn = self.scatter_turns.iter().position(|peer| self.connections.get(peer).is_some_and(has_ready))?;
+        let peer = self.scatter_turns.remove(turn)?;
+        self.scatter_turns.push_back(peer);
+        let connection = self.connections.get_mut(&peer)?;
+        let (&id, stream) = connection.streams.iter_mut().find(|(_, stream)| !stream.ready.is_empty())?;
+        let (index, chunk) = stream.ready.pop_front()?;
+        stream.scatter(&self.region, u64::from(chunk) * u64::from(self.chunk_bytes), index);
+        stream.scattered += 1;
+        self.free.push(chunk);
+        connection.held -= 1;
+        if stream.scattered < stream.chunk_count() {
+            return Some(None);
+        }
+        connection.description_bytes -= stream.description_bytes;
+        connection.streams.remove(&id);
+        Some(Some((peer, Body::Landed { stream: id })))
+    }
+
+    /// Grants free chunks, one a turn, to the connections that have a use for them.
+    pub(crate) fn grant(&mut self) -> Vec<Reply> {
+        let mut grants: BTreeMap<(Peer, StreamId), Vec<u32>> = BTreeMap::new();
+        let wants = |connection: &Connection| {
+            connection.held < CHUNKS_PER_CONNECTION
+                && connection.streams.values().any(|stream| stream.granted < stream.chunk_count())
+        };
+        while !self.free.is_empty() {
+            let turn = self.grant_turns.iter().position(|peer| self.connections.get(peer).is_some_and(wants));
+            let Some(peer) = turn.and_then(|turn| self.grant_turns.remove(turn)) else { break };
+            self.grant_turns.push_back(peer);
+            let Some(connection) = self.connections.get_mut(&peer) else { break };
+            let wanting = connection.streams.iter_mut().find(|(_, stream)| stream.granted < stream.chunk_count());
+            let (Some((&id, stream)), Some(chunk)) = (wanting, self.free.pop()) else { break };
+            stream.granted += 1;
+            stream.open.insert(chunk);
+            connection.held += 1;
+            grants.entry((peer, id)).or_default().push(chunk);
+        }
+        grants.into_iter().map(|((peer, stream), chunks)| (peer, Body::Grant { stream, chunks })).collect()
+    }
+}
+
+/// Checks a description against the regions that it names.
+fn check(context: &Context, bytes: &[u8], inbox_chunk_bytes: u32) -> Result<Stream, Refusal> {
+    let description = Description::parse(bytes).ok_or(Refusal::Unreadable)?;
+    if description.chunk_bytes == 0 || description.chunk_bytes > inbox_chunk_bytes {
+        return Err(Refusal::Unreadable);
+    }
+    let (mut shapes, mut regions, mut size) = (Vec::new(), Vec::new(), Size::default());
+    for (part, claim) in description.parts.iter().enumerate() {
+        let region = context.region(claim.region).ok_or(Refusal::Unregistered { part })?;
+        let shape = claim.shape(region.bytes());
+        let checked = shape.check(part).map_err(|error| match error {
+            TransferError::OutsideRemote { .. } => Refusal::Outside { part },
+            _ => Refusal::Unreadable,
+        })?;
+        size = size.checked_add(checked).ok_or(Refusal::Unreadable)?;
+        shapes.push(shape);
+        regions.push(region);
+    }
+    Ok(Stream {
+        shapes,
+        regions,
+        description_bytes: 0,
+        size,
+        chunk_bytes: u64::from(description.chunk_bytes),
+        granted: 0,
+        scattered: 0,
+        received: Indices::default(),
+        open: BTreeSet::new(),
+        ready: VecDeque::new(),
+    })
+}

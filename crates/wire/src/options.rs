@@ -1,0 +1,97 @@
+//! How a context is set up.
+
+use std::time::Duration;
+
+use crate::route::Route;
+
+/// Transports of UCX that move data through memory which both processes map.
+const SHARED_MEMORY: [&str; 5] = ["sm", "shm", "mm", "posix", "sysv"];
+
+/// How UCX and the routes are set up. Start from the default and change what you need.
+#[derive(Clone, Debug)]
+pub struct ContextOptions {
+    /// Transports that UCX may use, as in `UCX_TLS`; `None` leaves the choice to UCX and its environment. With peer error
+    /// handling, which is always on, the list needs `tcp` or a network transport for UCX 1.13. A list without shared memory
+    /// also rules out the routes through memory that both processes map.
+    pub transports: Option<String>,
+    /// The only route that transfers take. One that cannot take it fails; `None` leaves the choice to the figures.
+    pub route: Option<Route>,
+    /// Memory that a worker sets aside for peers to write what it then scatters, in bytes. Taken when first used.
+    pub inbox_bytes: u64,
+    /// Bytes that travel to a peer's inbox at a time.
+    pub chunk_bytes: u32,
+    /// Threads that copy into mapped memory. One is the progress thread alone; more take cores from whatever else runs.
+    pub copy_threads: usize,
+    /// A transfer of which nothing moves for so long has failed, and its endpoint with it.
+    pub stall_deadline: Duration,
+}
+
+impl Default for ContextOptions {
+    fn default() -> Self {
+        Self {
+            transports: None,
+            route: None,
+            inbox_bytes: 64 << 20,
+            chunk_bytes: 256 << 10,
+            copy_threads: 1,
+            stall_deadline: Duration::from_secs(30),
+        }
+    }
+}
+
+impl ContextOptions {
+    /// Whether the caller's own list names shared memory.
+    pub(crate) fn names_shared_memory(&self) -> bool {
+        self.transports.as_deref().is_some_and(names_shared_memory)
+    }
+
+    /// Whether UCX may have the kernel copy between processes.
+    pub(crate) fn allows_cma(&self) -> bool {
+        let names_cma = |list: &str| list.split(',').any(|name| ["cma", "sm", "shm", "all"].contains(&name));
+        match (&self.transports, std::env::var("UCX_TLS")) {
+            (Some(list), _) => names_cma(list),
+            (None, Ok(list)) => list.starts_with('^') || names_cma(&list),
+            (None, Err(_)) => true,
+        }
+    }
+
+    /// Whether memory of another process may be mapped: unless the transports in force leave shared memory out.
+    pub(crate) fn allows_shared_memory(&self) -> bool {
+        match &self.transports {
+            Some(list) => allows_shared_memory(list),
+            None => std::env::var("UCX_TLS").map_or(true, |list| allows_shared_memory(&list)),
+        }
+    }
+}
+
+fn names_shared_memory(list: &str) -> bool {
+    list.split(',').any(|name| SHARED_MEMORY.contains(&name))
+}
+
+/// A list may be negated with `^`: then it names what is not to be used.
+fn allows_shared_memory(list: &str) -> bool {
+    match list.strip_prefix('^') {
+        Some(forbidden) => !names_shared_memory(forbidden),
+        None => names_shared_memory(list) || list.split(',').any(|name| name == "all"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_memory_is_allowed_unless_the_list_leaves_it_out() {
+        for (list, allowed) in [
+            ("all", true),
+            ("tcp,sysv", true),
+            ("posix,tcp,cma", true),
+            ("tcp", false),
+            ("tcp,cma", false),
+            ("^ib", true),
+            ("^sm,ib", false),
+        ] {
+            assert_eq!(allows_shared_memory(list), allowed, "{list}");
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! Whether a peer on this host lives. The kernel says so at once; UCX finds out when a socket breaks, over shared memory not
+//! before its next look, and on a connection that has carried no message yet never.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+/// A process, whoever gets its number later.
+#[derive(Debug)]
+pub(crate) struct Process {
+    descriptor: OwnedFd,
+}
+
+impl Process {
+    /// `None` if there is no such process, or the kernel has no descriptors for processes.
+    pub(crate) fn open(number: u32) -> Option<Self> {
+        let pid = Pid::from_raw(i32::try_from(number).ok()?)?;
+        Some(Self { descriptor: pidfd_open(pid, PidfdFlags::empty()).ok()? })
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        let mut fds = [PollFd::new(&self.descriptor, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
+    }
+}
+
+impl AsFd for Process {
+    /// Readable when the process has ended.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_process_is_seen() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let process = Process::open(child.id()).unwrap();
+        assert!(!process.has_ended());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(process.has_ended());
+        assert!(Process::open(0).is_none());
+    }
+}

@@ -1,0 +1,238 @@
+//! Memory that a peer on the same host can map: a sealed memory file, named by a cookie that nobody can guess or meet by
+//! accident.
+//!
+//! The file is this crate's own rather than UCX's (`UCP_MEM_MAP_ALLOCATE` with `ucp_rkey_ptr`, which was measured to work
+//! on 1.13 and 1.22, with peer error handling and without a shared memory lane). A memory file can be sealed, so that no
+//! peer can take pages away from under a copy; it is not bounded by the size of `/dev/shm`; a mapping of it lives as long
+//! as whoever copies through it, whatever becomes of the endpoint; and its last page says whether the owner still has it
+//! registered, which no UCX key does on one host.
+//!
+//! # Safety
+//!
+//! A mapping is `bytes` long and stays so: the file cannot shrink, which is checked before it is mapped. It is reached by
+//! raw pointers only, since the peer writes it at any time.
+#![allow(unsafe_code, reason = "maps memory files")]
+
+use std::ffi::c_void;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use serde::{Deserialize, Serialize};
+
+use crate::copy::Window;
+
+/// Names of the files, before the cookie.
+const NAME: &str = "kvferry-";
+
+/// State of a file's memory, in its control page.
+const OFFERED: u64 = u64::from_le_bytes(*b"offered!");
+const WITHDRAWN: u64 = u64::from_le_bytes(*b"withdrew");
+
+/// Where a peer on the same host finds the file. A claim, until [`Mapped::open`] has found the cookie in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ShareCard {
+    process: u32,
+    descriptor: u32,
+    cookie: u128,
+}
+
+impl ShareCard {
+    /// The owner, by the number that it has on its host.
+    pub(crate) fn process(&self) -> u32 {
+        self.process
+    }
+}
+
+/// The last page of a file. Its owner writes it, peers read it.
+#[repr(C)]
+struct Control {
+    state: AtomicU64,
+    cookie: [AtomicU64; 2],
+}
+
+/// A live mapping of a memory file: the memory, then the control page.
+#[derive(Debug)]
+pub(crate) struct Mapped {
+    base: NonNull<u8>,
+    bytes: usize,
+    mapped_bytes: usize,
+    cookie: u128,
+}
+
+// SAFETY: an address and lengths; every access through it is a raw copy or an atomic one.
+unsafe impl Send for Mapped {}
+// SAFETY: as above.
+unsafe impl Sync for Mapped {}
+
+impl Mapped {
+    fn map(file: &OwnedFd, bytes: usize, cookie: u128) -> Option<Self> {
+        let mapped_bytes = file_bytes(bytes)?;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
+        let base = unsafe { rustix::mm::mmap(ptr::null_mut(), mapped_bytes, access, MapFlags::SHARED, file, 0) };
+        let base = NonNull::new(base.ok()?.cast())?;
+        Some(Self { base, bytes, mapped_bytes, cookie })
+    }
+
+    /// Maps a peer's file of `bytes`. `None` if it is not there: the peer runs on another host, in another container, as
+    /// another user, or is gone.
+    pub(crate) fn open(card: &ShareCard, bytes: u64) -> Option<Self> {
+        let path = format!("/proc/{}/fd/{}", card.process, card.descriptor);
+        // The name is looked at before the file is opened: opening what is not ours could block, or have an effect.
+        let name = rustix::fs::readlink(&path, Vec::new()).ok()?;
+        if !name.to_bytes().starts_with(format!("/memfd:{}", name_of(card.cookie)).as_bytes()) {
+            return None;
+        }
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let file = rustix::fs::open(Path::new(&path), flags, Mode::empty()).ok()?;
+        let sealed = rustix::fs::fcntl_get_seals(&file).ok()?.contains(SealFlags::SHRINK);
+        let bytes = usize::try_from(bytes).ok()?;
+        let size = usize::try_from(rustix::fs::fstat(&file).ok()?.st_size).ok()?;
+        if !sealed || file_bytes(bytes) != Some(size) {
+            return None;
+        }
+        let mapped = Self::map(&file, bytes, card.cookie)?;
+        let [low, high] = &mapped.control().cookie;
+        // What was opened is the file that was named, not one that took its place in between.
+        let found = u128::from(high.load(Ordering::Relaxed)) << 64 | u128::from(low.load(Ordering::Relaxed));
+        (found == card.cookie).then_some(mapped)
+    }
+
+    fn control(&self) -> &Control {
+        // SAFETY: the control page is the last of the mapping.
+        let control = unsafe { self.base.add(self.mapped_bytes - page_bytes()) }.cast::<Control>();
+        // SAFETY: the page is mapped while `self` lives, aligned, and accessed by atomics only, in every process.
+        unsafe { control.as_ref() }
+    }
+
+    /// Whether the owner still has the memory registered. Pairs with the store in [`Share::withdraw`].
+    pub(crate) fn is_offered(&self) -> bool {
+        self.control().state.load(Ordering::Acquire) == OFFERED
+    }
+
+    /// The memory, without the control page.
+    pub(crate) fn window(&self) -> Window<'_> {
+        // SAFETY: the mapping holds `bytes` bytes while `self` lives.
+        unsafe { Window::new(self.base, self.bytes) }
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        let base = self.base.as_ptr().cast::<c_void>();
+        // SAFETY: `base` and `mapped_bytes` are the mapping made in `map`, undone only here; nobody holds a pointer into it
+        // who does not hold `self`.
+        let unmapped = unsafe { rustix::mm::munmap(base, self.mapped_bytes) };
+        debug_assert!(unmapped.is_ok(), "a mapping of our own can be unmapped");
+    }
+}
+
+/// A memory file of this process, with the mapping of its owner.
+#[derive(Debug)]
+pub(crate) struct Share {
+    mapped: Mapped,
+    file: OwnedFd,
+}
+
+impl Share {
+    /// Makes a file of `bytes`, zeroed, whose pages are taken when first touched. `None` if the system refuses.
+    pub(crate) fn create(bytes: usize) -> Option<Self> {
+        let mut random = [0; 16];
+        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty()).ok()?;
+        let cookie = u128::from_le_bytes(random);
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create(name_of(cookie), flags).ok()?;
+        rustix::fs::ftruncate(&file, u64::try_from(file_bytes(bytes)?).ok()?).ok()?;
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).ok()?;
+        let mapped = Mapped::map(&file, bytes, cookie)?;
+        let control = mapped.control();
+        for (word, half) in control.cookie.iter().zip([cookie, cookie >> 64]) {
+            word.store(low_half(half), Ordering::Relaxed);
+        }
+        // Pairs with the load in `is_offered`.
+        control.state.store(OFFERED, Ordering::Release);
+        Some(Self { mapped, file })
+    }
+
+    pub(crate) fn card(&self) -> Option<ShareCard> {
+        let process = std::process::id();
+        let descriptor = u32::try_from(self.file.as_raw_fd()).ok()?;
+        Some(ShareCard { process, descriptor, cookie: self.mapped.cookie })
+    }
+
+    /// Tells the peers that map the file that its memory is no longer registered. Pairs with the load in
+    /// [`Mapped::is_offered`].
+    pub(crate) fn withdraw(&self) {
+        self.mapped.control().state.store(WITHDRAWN, Ordering::Release);
+    }
+
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.mapped.base
+    }
+}
+
+fn low_half(number: u128) -> u64 {
+    u64::try_from(number & u128::from(u64::MAX)).expect("masked to 64 bits")
+}
+
+fn name_of(cookie: u128) -> String {
+    format!("{NAME}{cookie:032x}")
+}
+
+fn page_bytes() -> usize {
+    rustix::param::page_size()
+}
+
+/// Memory in whole pages, and the control page.
+fn file_bytes(bytes: usize) -> Option<usize> {
+    let whole = bytes.checked_next_multiple_of(page_bytes())?.checked_add(page_bytes())?;
+    isize::try_from(whole).ok().map(|_| whole)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::copy::Stores;
+
+    #[test]
+    fn both_mappings_are_the_same_memory_until_it_is_withdrawn() {
+        let share = Share::create(5000).unwrap();
+        let card = share.card().unwrap();
+        let mapped = Mapped::open(&card, 5000).unwrap();
+        let end = 4999;
+        // SAFETY: byte 4999 is inside the mapping, and nobody else accesses it.
+        unsafe { share.base().as_ptr().wrapping_add(end).write(7) };
+        // SAFETY: as above.
+        assert_eq!(unsafe { mapped.base.as_ptr().wrapping_add(end).read() }, 7);
+        assert!(mapped.window().copy_from(end as u64, mapped.window(), 0, 2, Stores::Cached).is_none());
+        assert!(mapped.is_offered());
+        share.withdraw();
+        assert!(!mapped.is_offered());
+    }
+
+    #[test]
+    fn a_claim_is_believed_only_if_the_cookie_the_size_and_the_process_are_right() {
+        let share = Share::create(4096).unwrap();
+        let card = share.card().unwrap();
+        assert!(Mapped::open(&card, 4096).is_some());
+        assert!(Mapped::open(&ShareCard { cookie: card.cookie ^ 1, ..card }, 4096).is_none());
+        assert!(Mapped::open(&ShareCard { process: u32::MAX, ..card }, 4096).is_none());
+        assert!(Mapped::open(&ShareCard { descriptor: 0, ..card }, 4096).is_none());
+        assert!(Mapped::open(&card, 4097).is_none());
+        assert!(Mapped::open(&card, u64::MAX).is_none());
+        drop(share);
+        assert!(Mapped::open(&card, 4096).is_none());
+    }
+
+    #[test]
+    fn a_mapping_outlives_its_owner() {
+        let share = Share::create(4096).unwrap();
+        let mapped = Mapped::open(&share.card().unwrap(), 4096).unwrap();
+        drop(share);
+        assert!(mapped.window().copy_from(1, mapped.window(), 0, 1, Stores::Cached).is_some());
+    }
+}

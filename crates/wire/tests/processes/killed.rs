@@ -1,0 +1,97 @@
+//! SIGKILL before, during and after a transfer, and a peer that comes back.
+
+use std::time::Instant;
+
+use kvferry_wire::{CommandError, PutError, Status, TransferError, TransferId};
+
+use crate::child::Target;
+use crate::end::{DEADLINE, End, NOTICE, PIECE, WAYS, pattern};
+
+const BYTES: u64 = 16 << 20;
+
+#[test]
+fn a_peer_killed_at_rest_is_noticed_at_once() {
+    for way in WAYS {
+        let mut target = Target::start(way.0, 1, PIECE);
+        let end = End::start(way, PIECE, DEADLINE);
+        let (endpoint, _) = end.connect(&target);
+        let killed = Instant::now();
+        target.kill();
+        end.failure(endpoint);
+        let noticed = killed.elapsed();
+        println!("{way:?}: noticed after {noticed:?}");
+        assert!(noticed < NOTICE, "{way:?}: {noticed:?}");
+    }
+}
+
+/// Before: nothing has been said to the peer yet, which over sockets means that UCX does not know of it either.
+#[test]
+fn a_transfer_to_a_peer_that_was_killed_before_fails() {
+    for way in WAYS {
+        let mut target = Target::start(way.0, 1, PIECE);
+        let end = End::start(way, PIECE, DEADLINE);
+        let endpoint = end.worker.connect(&target.address, target.epoch).unwrap();
+        let remote = end.worker.import(endpoint, &target.card).unwrap();
+        target.kill();
+        let start = Instant::now();
+        end.put(endpoint, TransferId(1), end.part(remote, 1));
+        let result = end.done(TransferId(1));
+        assert!(matches!(result, Err(PutError::Endpoint { .. } | PutError::Put { .. })), "{way:?}: {result:?}");
+        println!("{way:?}: {result:?} after {:?}", start.elapsed());
+    }
+}
+
+#[test]
+fn a_transfer_ends_with_the_peer_that_is_killed_during_it() {
+    for way in WAYS {
+        let mut target = Target::start(way.0, 1, BYTES);
+        let end = End::start(way, BYTES, DEADLINE);
+        let (endpoint, remote) = end.connect(&target);
+        // So much that it cannot be over when the signal comes.
+        for transfer in 1..=40 {
+            end.put(endpoint, TransferId(transfer), end.part(remote, BYTES / PIECE));
+        }
+        end.wait_for_progress();
+        target.kill();
+        let killed = Instant::now();
+        let mut failed = 0;
+        for transfer in 1..=40 {
+            match end.done(TransferId(transfer)) {
+                Ok(_) => {}
+                Err(PutError::Endpoint { source } | PutError::Put { source }) => {
+                    assert_ne!(source, Status::OK);
+                    failed += 1;
+                }
+                Err(error) => panic!("{way:?}: {error}"),
+            }
+        }
+        println!("{way:?}: {failed} of 40 failed within {:?}", killed.elapsed());
+        assert!(failed > 0 && killed.elapsed() < 2 * NOTICE, "{way:?}: {failed} after {:?}", killed.elapsed());
+    }
+}
+
+#[test]
+fn a_peer_that_comes_back_is_another_and_nothing_here_restarts() {
+    for way in WAYS {
+        let end = End::start(way, PIECE, DEADLINE);
+        let mut old = Target::start(way.0, 1, PIECE);
+        let (old_endpoint, old_remote) = end.connect(&old);
+        old.kill();
+        end.failure(old_endpoint);
+
+        let mut new = Target::start(way.0, 2, PIECE);
+        let (endpoint, _) = end.connect(&new);
+        let stale = end.worker.import(endpoint, &old.card);
+        assert!(
+            matches!(stale, Err(CommandError::Foreign { base, .. }) if base == old.card.base),
+            "{way:?}: {stale:?}"
+        );
+        assert!(new.holds(&pattern(PIECE)), "{way:?}");
+        // What belonged to the old one is of no use with the new one, or at all.
+        let mixed = end.worker.put(endpoint, TransferId(2), vec![end.part(old_remote, 1)]);
+        assert!(matches!(mixed, Err(TransferError::OtherEndpoint { part: 0 })));
+        end.put(old_endpoint, TransferId(3), end.part(old_remote, 1));
+        assert!(matches!(end.done(TransferId(3)), Err(PutError::Endpoint { .. })));
+        assert!(matches!(end.worker.import(old_endpoint, &old.card), Err(CommandError::NoEndpoint)));
+    }
+}

@@ -1,0 +1,84 @@
+//! SIGSTOP and SIGCONT.
+
+use std::time::{Duration, Instant};
+
+use kvferry_wire::{Event, Part, PutError, Route, Status, TransferId};
+
+use crate::child::Target;
+use crate::end::{DEADLINE, End, PIECE, WAYS, pattern};
+
+const BYTES: u64 = 8 << 20;
+
+/// What needs no part of the peer's goes on without it; the rest waits, and is whole when the peer has gone on.
+#[test]
+fn a_stopped_peer_is_waited_for_where_it_is_needed() {
+    for way in WAYS {
+        let mut target = Target::start(way.0, 1, BYTES);
+        let end = End::start(way, BYTES, DEADLINE);
+        let (endpoint, remote) = end.connect(&target);
+        target.stop();
+        end.put(endpoint, TransferId(1), end.part(remote, BYTES / PIECE));
+        let patience = if way.1 == Route::Direct { DEADLINE } else { Duration::from_millis(500) };
+        let until = Instant::now() + patience;
+        let over = loop {
+            match end.events.recv_deadline(until) {
+                Ok(Event::Progress { .. }) => {}
+                event => break matches!(event, Ok(Event::TransferDone { result: Ok(_), .. })),
+            }
+        };
+        match way.1 {
+            Route::Direct => assert!(over, "a copy into mapped memory needs nobody"),
+            Route::Landing | Route::Staged => assert!(!over, "{way:?} is over without its target"),
+            _ => {} // the kernel copies (cma), or the sockets take some and wait
+        }
+        target.go_on();
+        if !over {
+            end.done(TransferId(1)).unwrap();
+        }
+        assert!(target.holds(&pattern(BYTES)), "{way:?}");
+    }
+}
+
+/// What needs no round trip does not make one.
+#[test]
+fn nothing_to_move_is_a_success_even_with_a_stopped_peer() {
+    for way in WAYS {
+        let target = Target::start(way.0, 1, PIECE);
+        let end = End::start(way, PIECE, DEADLINE);
+        let (endpoint, remote) = end.connect(&target);
+        target.stop();
+        let no_pairs = end.part(remote, 0);
+        let no_pieces = Part { pieces: [].into(), ..end.part(remote, 1) };
+        for parts in [Vec::new(), vec![no_pairs.clone()], vec![no_pieces, no_pairs]] {
+            end.worker.put(endpoint, TransferId(1), parts).unwrap();
+            let stats = end.done(TransferId(1)).unwrap();
+            assert_eq!((stats.bytes, stats.runs), (0, 0), "{way:?}");
+        }
+    }
+}
+
+/// Nothing waits for ever: past the deadline the endpoint is cut, and with it everything that was posted to it.
+#[test]
+fn a_peer_that_stays_stopped_is_given_up() {
+    for way in [WAYS[1], WAYS[4], WAYS[5]] {
+        let mut target = Target::start(way.0, 1, BYTES);
+        // Long enough for a busy machine to move what it can move.
+        let deadline = Duration::from_secs(2);
+        let end = End::start(way, BYTES, deadline);
+        let (endpoint, remote) = end.connect(&target);
+        target.stop();
+        let start = Instant::now();
+        end.put(endpoint, TransferId(1), end.part(remote, BYTES / PIECE));
+        let result = end.done(TransferId(1));
+        assert_eq!(result, Err(PutError::Endpoint { source: Status::ERR_TIMED_OUT }), "{way:?}");
+        assert!(start.elapsed() < 4 * deadline, "{way:?}: {:?}", start.elapsed());
+
+        // What had left may still arrive when the peer goes on: the target is exposed until it says otherwise. Nothing else is
+        // touched, and a new connection works.
+        target.go_on();
+        let (endpoint, remote) = end.connect(&target);
+        end.put(endpoint, TransferId(2), end.part(remote, BYTES / PIECE));
+        end.done(TransferId(2)).unwrap();
+        assert!(target.holds(&pattern(BYTES)), "{way:?}");
+    }
+}
