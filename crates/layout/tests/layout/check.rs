@@ -64,7 +64,7 @@ fn spoilt_groups() {
     let expected = LayoutError::NoTokens { group: GroupId(0) };
     check(no_tokens, &expected, "group 0: a block or a window of 0 tokens");
     check(no_window, &expected, "group 0: a block or a window of 0 tokens");
-    for (step, first) in [(0, 0), (2, 2), (3, 7)] {
+    for (step, first) in [(0, 0), (2, 2), (3, 7), (65_537, 3)] {
         let dealt_out = |table: &mut PageTable| {
             let ordinals = Ordinals { step, first };
             table.groups[0].kind = GroupKind::Paged { tokens_per_block: 4, window_tokens: None, ordinals };
