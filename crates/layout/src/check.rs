@@ -5,6 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::cut::RANKS_MAX;
 use crate::error::{Counted, LayoutError, RowName};
 use crate::strides::Comb;
 use crate::table::{GroupId, GroupKind, LayerGroup, Ordinals, PageTable, Plane, Pool, PoolId, Role, Row};
@@ -139,7 +140,7 @@ fn check_kind(id: GroupId, kind: GroupKind) -> Result<(), LayoutError> {
         GroupKind::Paged { tokens_per_block: 0, .. } | GroupKind::Paged { window_tokens: Some(0), .. } => {
             Err(LayoutError::NoTokens { group: id })
         }
-        GroupKind::Paged { ordinals: Ordinals { step, first }, .. } if first >= step => {
+        GroupKind::Paged { ordinals: Ordinals { step, first }, .. } if first >= step || step > RANKS_MAX => {
             Err(LayoutError::Ordinals { group: id, step, first })
         }
         GroupKind::Paged { .. } | GroupKind::State => Ok(()),

@@ -161,7 +161,8 @@ pub enum LayoutError {
         group: GroupId,
     },
 
-    /// A group holds blocks of no ordinal. `first` counts from 0 up to `step`, exclusive.
+    /// A group holds blocks of no ordinal, or they are dealt out to more ranks than an instance has. `first` counts from 0 up
+    /// to `step`, exclusive, and `step` up to [`crate::RANKS_MAX`].
     #[error("group {group}: holds ordinals that leave {first} when divided by {step}")]
     Ordinals {
         /// The group.

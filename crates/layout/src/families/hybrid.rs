@@ -23,8 +23,10 @@ pub(crate) fn kimi_linear(config: &Config) -> Result<Facts, ConfigError> {
     let (first_key, second_key) = ("full_attn_layers", "kda_layers");
     let full = linear.integers(first_key, 1, hidden_layers)?;
     let kda = linear.integers(second_key, 1, hidden_layers)?;
+    let mut listed: Vec<u32> = full.iter().chain(&kda).copied().collect();
+    listed.sort_unstable();
     for number in 1..=hidden_layers {
-        let times = full.iter().chain(&kda).filter(|listed| **listed == number).count();
+        let times = listed.partition_point(|other| *other <= number) - listed.partition_point(|other| *other < number);
         if times != 1 {
             return Err(ConfigError::LayerNumber { first_key, second_key, number, times });
         }

@@ -64,7 +64,7 @@ fn spoilt_groups() {
     let expected = LayoutError::NoTokens { group: GroupId(0) };
     check(no_tokens, &expected, "group 0: a block or a window of 0 tokens");
     check(no_window, &expected, "group 0: a block or a window of 0 tokens");
-    for (step, first) in [(0, 0), (2, 2), (3, 7)] {
+    for (step, first) in [(0, 0), (2, 2), (3, 7), (65_537, 3)] {
         let dealt_out = |table: &mut PageTable| {
             let ordinals = Ordinals { step, first };
             table.groups[0].kind = GroupKind::Paged { tokens_per_block: 4, window_tokens: None, ordinals };
@@ -259,6 +259,11 @@ fn questions_about_what_is_not_there() {
     assert_eq!(table.bytes_per_token(), 2 * 4 + 2 * 8 / 2 + 8 + 4);
     assert_eq!(table.groups[0].bytes_per_slot(), 4 * 28);
     assert_eq!((table.groups[1].bytes_per_token(), table.groups[1].bytes_per_slot()), (0, 2 * (2 * 2 + 3) + 64));
+    // Keys of 8 B a token, and for four tokens one value of 5 B for each of two heads: a share of 10.5 B, rounded up.
+    let mut group = table.groups[0].clone();
+    group.rows.truncate(2);
+    (group.rows[1].planes[0].tokens, group.rows[1].planes[0].cell_bytes) = (1, 5);
+    assert_eq!((group.bytes_per_slot(), group.bytes_per_token()), (42, 11));
     let [keys, values] = [0, 1].map(|row| &table.groups[0].rows[row].planes[0]);
     let kind = table.groups[0].kind;
     assert_eq!((kind.tokens_per_cell(keys), kind.tokens_per_cell(values)), (Some(1), Some(2)));

@@ -48,6 +48,16 @@ fn json_form() {
     assert_eq!(seed_table(mask_of("TFTF")).to_json() + "\n", text);
 }
 
+/// What is not said of requests and blocks is: all of them.
+#[test]
+fn json_may_leave_shares_out() {
+    let text = seed_table(mask_of("TFTF")).to_json();
+    let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    json.as_object_mut().unwrap().remove("dp_rank").unwrap();
+    json["groups"][0]["kind"]["Paged"].as_object_mut().unwrap().remove("ordinals").unwrap();
+    assert_eq!(PageTable::from_json(&json.to_string()).unwrap(), seed_table(mask_of("TFTF")));
+}
+
 #[test]
 fn layers_cost_nothing() {
     let config = r#"{"model_type": "qwen3_moe", "num_hidden_layers": 94, "num_key_value_heads": 4, "head_dim": 128}"#;

@@ -184,6 +184,8 @@ fn block_sparse_heads() {
     refused(&freq(json!([1, 1, 1])), "config: sparse_attention_freq has 3 entries for 4 layers");
     refused(&freq(json!([1, 1, 1, 2])), "config: sparse_attention_freq is 2, not in 0..=1");
     refused(&minimax(json!({ "num_mtp_modules": 70_000 })), "config: num_mtp_modules is 70000, not in 0..=65532");
+    let each = json!({ "num_mtp_modules": 40_000, "mtp_transformer_layers": 2 });
+    refused(&minimax(each), "config: num_mtp_modules is 40000, not in 0..=32766");
 }
 
 fn delta_net(keys: Value) -> Value {

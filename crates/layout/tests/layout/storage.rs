@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use kvferry_layout::{
     CellOrder, Dtype, GroupKind, GroupSpec, Layer, LayerMask, LayoutError, PageTable, PlaneSpec, PoolId, Pooling,
-    RankSpec, Role, RowSpec, Storage, lay_out,
+    RankSpec, Role, RowSpec, Slot, Storage, lay_out,
 };
 use proptest::prelude::*;
 
@@ -148,6 +148,33 @@ fn more_pools_than_a_table_has() {
     let storage = Storage { pooling: Pooling::LayerSplit, ..Storage::default() };
     let error = lay_out(&spec, storage).unwrap_err();
     assert!(matches!(error, LayoutError::TooMany { found: 6000, max: 4096, .. }), "{error}");
+}
+
+/// SGLang's pools: their slots are tokens, and pages of 4 tokens are the same bytes by another name.
+#[test]
+fn pages_of_tokens_are_runs_of_token_slots() {
+    let spec = |tokens, slot_count| {
+        let row = |role| RowSpec::single(role, Dtype::Bf16, LayerMask::all(2), 3, 4).unwrap();
+        let pools = vec![vec![row(Role::Key), row(Role::Value)]];
+        let groups = vec![GroupSpec { kind: GroupKind::paged(tokens), slot_count, pools }];
+        RankSpec { hidden_layers: 2, layers: vec![Layer(0), Layer(1)], tp_rank: 0, tp_size: 1, groups }
+    };
+    let storage = Storage { pooling: Pooling::LayerSplit, cells: CellOrder::Nhd, ..Storage::default() };
+    let (tokens, pages) = (lay_out(&spec(1, 20), storage).unwrap(), lay_out(&spec(4, 5), storage).unwrap());
+    let address = |table: &PageTable, role: &Role, slot, unit: u64, token: u64| {
+        let (_, row) = table.row(Layer(1), role).unwrap();
+        let plane = &row.planes[0];
+        let slot = table.pool(row.pool).unwrap().slot_offset(Slot(slot)).unwrap();
+        (row.pool, slot + row.offset + unit * plane.unit_stride + token * plane.token_stride)
+    };
+    for token in 0..20 {
+        for unit in 0..3 {
+            let in_page = address(&pages, &Role::Value, token / 4, unit, u64::from(token % 4));
+            assert_eq!(address(&tokens, &Role::Value, token, unit, 0), in_page);
+        }
+    }
+    let bytes = |table: &PageTable| table.pools.iter().map(|pool| pool.extent_bytes()).collect::<Vec<_>>();
+    assert_eq!(bytes(&tokens), bytes(&pages));
 }
 
 #[derive(Clone, Debug)]
