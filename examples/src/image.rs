@@ -75,7 +75,8 @@ pub enum ImageError {
 }
 
 impl<'a> Image<'a> {
-    /// The image of a rank that holds `tokens` tokens of a request in `slots` (by group, then by block ordinal).
+    /// The image of a rank that holds `tokens` tokens of a request in `slots` (by group, then by block ordinal; those of
+    /// blocks that other context-parallel ranks hold are nobody's).
     ///
     /// `values` decides the request's bytes and is the same on every rank; `background` decides all others. With empty
     /// `slots` everything is background.
@@ -97,7 +98,11 @@ impl<'a> Image<'a> {
             for pool in pools {
                 let of_pool = &mut tenants[usize::from(pool.0)];
                 let slot_count = table.pools[usize::from(pool.0)].slot_count;
-                for (ordinal, &slot) in (0..).zip(slots) {
+                let held = |ordinal| match layers.kind {
+                    GroupKind::Paged { ordinals, .. } => ordinals.holds(ordinal),
+                    GroupKind::State => true,
+                };
+                for (ordinal, &slot) in (0..).zip(slots).filter(|(ordinal, _)| held(*ordinal)) {
                     let place = of_pool.get_mut(index(u64::from(slot.0)));
                     let place = place.ok_or(ImageError::SlotOutOfRange { pool, slot, slot_count })?;
                     if place.replace(Tenant { group, ordinal }).is_some() {

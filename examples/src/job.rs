@@ -154,8 +154,19 @@ impl Job {
         })
     }
 
-    /// The slots of the request on one rank, by group and block ordinal: shuffled, otherwise on each rank.
+    /// Ranks of an instance that hold the request between them: all, or with attention data parallelism those of one part.
+    pub fn part(&self, side: Side) -> Vec<u32> {
+        let cut = &self.instance(side).cut;
+        let dp_rank = REQUEST % u64::from(cut.dp_size());
+        cut.ranks_of(u32::try_from(dp_rank).unwrap_or_default()).collect()
+    }
+
+    /// The slots of the request on one rank, by group and block ordinal: shuffled, otherwise on each rank. None on a rank
+    /// that has no part in the request.
     pub fn slots(&self, member: Member, table: &PageTable) -> Vec<Vec<Slot>> {
+        if !self.part(member.side).contains(&member.rank) {
+            return vec![Vec::new(); table.groups.len()];
+        }
         let Instance { block_count, slot_count, .. } = *self.instance(member.side);
         let blocks = |group: &LayerGroup| match group.kind {
             GroupKind::Paged { .. } => block_count,
