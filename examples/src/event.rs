@@ -3,7 +3,6 @@
 use serde::{Deserialize, Serialize};
 
 use crate::check::Verified;
-use crate::meet::Member;
 
 /// Bytes of one line at most.
 pub const LINE_BYTES_MAX: u64 = 64 << 10;
@@ -65,15 +64,6 @@ pub struct Pair {
     pub route: Option<String>,
     /// A sender: from the first write to the flush behind the last. A receiver: from asking to being told.
     pub elapsed_ms: f64,
-}
-
-/// An event, and whose it is.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Said {
-    /// Who.
-    pub member: Member,
-    /// What.
-    pub event: Event,
 }
 
 impl Pair {
