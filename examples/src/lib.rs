@@ -5,7 +5,7 @@
 //! - How ranks find each other: [`meet`], [`deadline`].
 //! - What people and programs get to see: [`event`], [`voice`], [`progress`], [`show`], [`failure`].
 //! - What runs: [`sender`] and [`receiver`], which share [`rank`] and [`watch`]; [`loopback`], with [`children`]; and for all
-//!   of them [`available`].
+//!   of them [`available`] and [`files`].
 #![forbid(unsafe_code)]
 
 pub mod available;
@@ -14,6 +14,7 @@ pub mod children;
 pub mod deadline;
 pub mod event;
 pub mod failure;
+pub mod files;
 pub mod fill;
 pub mod image;
 pub mod job;
