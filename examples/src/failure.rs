@@ -1,6 +1,7 @@
 //! How a program ends when it cannot do its job: one line on standard error, and an exit code that says whose fault it is.
 
 use std::error::Error;
+use std::io;
 use std::process::ExitCode;
 
 /// Characters of the line at most.
@@ -13,6 +14,21 @@ pub enum Failure {
     Usage(String),
     /// It did not work out. Exit code 1.
     Failed(String),
+}
+
+/// The operating system refuses what every program needs. Look at its limits, and at how the program was started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SystemError {
+    /// No thread.
+    #[error("cannot start a thread")]
+    Thread(#[source] io::Error),
+    /// This program's own path is not to be had, and the others lie beside it.
+    #[error("cannot tell where this program is")]
+    OwnPath(#[source] io::Error),
+    /// Nobody takes the output.
+    #[error("cannot write to standard output")]
+    Output(#[source] io::Error),
 }
 
 impl Failure {

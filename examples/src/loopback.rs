@@ -12,7 +12,7 @@ use crate::available;
 use crate::children::{ChildError, Children};
 use crate::deadline::Deadline;
 use crate::event::{Event, Phase};
-use crate::failure::Failure;
+use crate::failure::{Failure, SystemError};
 use crate::job::Job;
 use crate::meet::tcp::Host;
 use crate::meet::{Member, Side};
@@ -48,7 +48,7 @@ fn run(options: &LoopbackOptions) -> Result<(), Failure> {
 
     let host = Host::bind("127.0.0.1:0").map_err(Failure::failed)?;
     let address = host.address().to_string();
-    let programs = std::env::current_exe().map_err(Failure::failed)?.with_file_name("");
+    let programs = std::env::current_exe().map_err(SystemError::OwnPath).map_err(Failure::failed)?.with_file_name("");
     let commands = job.attendance().members().map(|member| (member, command(&programs, member, options, &address)));
     let commands = commands.collect();
 
@@ -59,7 +59,7 @@ fn run(options: &LoopbackOptions) -> Result<(), Failure> {
         move || host.serve(attendance, terms, Deadline::after(deadline))
     };
     // Its ranks are told what it finds, and tell it here, so that nobody needs to wait for the thread.
-    thread::Builder::new().name("host".into()).spawn(serve).map_err(Failure::failed)?;
+    thread::Builder::new().name("host".into()).spawn(serve).map_err(SystemError::Thread).map_err(Failure::failed)?;
 
     let mut bars = Bars::new();
     let mut summary = Summary::default();

@@ -119,6 +119,21 @@ pub enum Refusal {
     },
 }
 
+/// What was tried with a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attempt {
+    /// To make the directory.
+    MakeDirectory,
+    /// To make a card.
+    Make,
+    /// To write a card.
+    Write,
+    /// To remove a card's draft.
+    Remove,
+    /// To read a card.
+    Read,
+}
+
 /// Why a meeting failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -161,8 +176,10 @@ pub enum MeetError {
         source: MessageError,
     },
     /// A file of the directory cannot be written or read. Check its permissions.
-    #[error("{}", path.display())]
+    #[error("cannot {attempt} {}", path.display())]
     Directory {
+        /// What was tried.
+        attempt: Attempt,
         /// The file or directory.
         path: PathBuf,
         /// Why.
@@ -256,6 +273,18 @@ impl Roll {
             self.cards.into_iter().partition(|(member, _)| member.side == Side::Sender);
         let cards = |side: Vec<(Member, Vec<u8>)>| side.into_iter().map(|(_, card)| card).collect();
         Cards { senders: cards(senders), receivers: cards(receivers) }
+    }
+}
+
+impl fmt::Display for Attempt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::MakeDirectory => "make the directory",
+            Self::Make => "make",
+            Self::Write => "write",
+            Self::Remove => "remove",
+            Self::Read => "read",
+        })
     }
 }
 

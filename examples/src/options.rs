@@ -7,7 +7,7 @@ use clap::error::ErrorKind;
 use clap::{Args, Parser, ValueEnum};
 use kvferry_layout::{Cut, Dtype};
 
-use crate::failure::{Failure, one_line};
+use crate::failure::{Failure, SystemError, one_line};
 use crate::meet::MeetingPoint;
 
 /// Element types that a cache can have, of those that the layout knows.
@@ -228,7 +228,7 @@ pub fn parse<T: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<Opti
         Err(error) => error,
     };
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
-        return error.print().map(|()| None).map_err(Failure::failed);
+        return error.print().map(|()| None).map_err(SystemError::Output).map_err(Failure::failed);
     }
     // Clap's text goes on with usage and hints behind an empty line; names of missing options come on lines before it.
     let text = error.to_string();

@@ -46,10 +46,12 @@ pub struct Rank {
 
 /// A pool whose memory cannot be reached. A bug: tables and regions come from one place.
 #[derive(Debug, thiserror::Error)]
-#[error("pool {}", pool.0)]
+#[error("cannot reach byte {offset} of pool {}", pool.0)]
 pub struct PoolError {
     /// The pool.
     pub pool: PoolId,
+    /// Offset in it.
+    pub offset: u64,
     /// Why.
     pub source: RegionError,
 }
@@ -108,7 +110,7 @@ impl Rank {
         let pool_bytes = pool_bytes(&regions);
         let total = Some(pool_bytes.iter().sum());
         let write = |pool: PoolId, offset: u64, bytes: &[u8]| {
-            regions[usize::from(pool.0)].write(offset, bytes).map_err(|source| PoolError { pool, source })
+            regions[usize::from(pool.0)].write(offset, bytes).map_err(|source| PoolError { pool, offset, source })
         };
         fill(&image, &pool_bytes, write, |done| voice.progress(Phase::Fill, done, total)).map_err(Failure::failed)?;
 

@@ -57,9 +57,7 @@ fn run(member: Member, options: &ReceiverOptions, voice: &mut Voice) -> Result<(
     }
     let pool_bytes = rank.pool_bytes();
     let total = Some(pool_bytes.iter().sum());
-    let read = |pool: PoolId, offset: u64, out: &mut [u8]| {
-        rank.regions[usize::from(pool.0)].read(offset, out).map_err(|source| PoolError { pool, source })
-    };
+    let read = |pool: PoolId, offset: u64, out: &mut [u8]| rank.regions[usize::from(pool.0)].read(offset, out);
     let verified =
         check(&image, &pool_bytes, read, |done| voice.progress(Phase::Check, done, total)).map_err(Failure::failed)?;
     let found_bytes = verified.request_bytes + verified.tail_bytes;
@@ -80,5 +78,5 @@ fn flip_byte(rank: &Rank) -> Result<(), PoolError> {
     let offset = slot * pool.slot_stride + row.offset;
     let mut byte = [0];
     let flip = region.read(offset, &mut byte).and_then(|()| region.write(offset, &[byte[0] ^ 1]));
-    flip.map_err(|source| PoolError { pool: row.pool, source })
+    flip.map_err(|source| PoolError { pool: row.pool, offset, source })
 }

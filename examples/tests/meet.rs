@@ -216,3 +216,19 @@ fn files_that_are_no_cards() {
         assert_eq!(line, format!("{} is not a card: {expected}", path.display()));
     }
 }
+
+/// Files and directories that cannot be what they must be: the line says what was tried.
+#[test]
+fn files_in_the_way() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("file");
+    fs::write(&file, "").unwrap();
+    let expected = format!("cannot make the directory {}: File exists (os error 17)", file.display());
+    assert_eq!(line(in_directory(&file, SENDER_0, PLENTY).join().unwrap()), expected);
+
+    // A pipe that nobody writes to, in the place of a card.
+    let path = directory::card_path(directory.path(), SENDER_1);
+    rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
+    let expected = format!("cannot read {}: not a regular file", path.display());
+    assert_eq!(line(in_directory(directory.path(), SENDER_0, PLENTY).join().unwrap()), expected);
+}

@@ -11,6 +11,7 @@ fn what_makes_no_sense() {
     let cut = "is not of the form pp4, tp8, pp4tp2 or pp40+38tp2";
     for (program, line, expected) in [
         ("loopback", "--model glm-9", format!("--model: unknown model \"glm-9\": {known}")),
+        ("loopback", "--model /dev/zero", "--model: cannot read /dev/zero: not a regular file".into()),
         ("loopback", "--from pp4xx", format!("invalid value 'pp4xx' for '--from <CUT>': cut \"pp4xx\" {cut}")),
         ("loopback", "--to 8", format!("invalid value '8' for '--to <CUT>': cut \"8\" {cut}")),
         ("loopback", "--to pp0", "invalid value 'pp0' for '--to <CUT>': a cut into 0 parts, or a stage of 0 layers".into()),
