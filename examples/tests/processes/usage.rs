@@ -39,6 +39,12 @@ fn what_makes_no_sense() {
             "--rank 0 --meet host:port",
             "invalid value 'host:port' for '--meet <HOST:PORT|DIR>': \"host:port\" is neither HOST:PORT nor a directory".into(),
         ),
+        (
+            "receiver",
+            "--rank 0 --meet 127.0.0.1:0",
+            "invalid value '127.0.0.1:0' for '--meet <HOST:PORT|DIR>': port 0 of \"127.0.0.1:0\" is any free one, and nobody \
+             else is told which: give the same port to all ranks".into(),
+        ),
         ("receiver", "--rank 0", "the following required arguments were not provided: --meet <HOST:PORT|DIR>".into()),
     ] {
         let ended = run(program, line);
