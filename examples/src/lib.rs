@@ -1,6 +1,6 @@
 //! Shared parts of the example binaries: two instances move a request's cache and prove every byte.
 //!
-//! - What is moved: [`options`], [`models`], [`job`].
+//! - What is moved: [`options`], [`models`], [`job`], and whether it can be: [`fit`].
 //! - What the bytes are: [`pattern`], [`slots`], [`image`], [`fill`], [`check`].
 //! - How ranks find each other: [`meet`], [`deadline`].
 //! - What people and programs get to see: [`event`], [`voice`], [`progress`], [`show`], [`failure`].
@@ -16,6 +16,7 @@ pub mod event;
 pub mod failure;
 pub mod files;
 pub mod fill;
+pub mod fit;
 pub mod image;
 pub mod job;
 pub mod loopback;

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::available;
 use crate::children::{ChildError, Children};
 use crate::deadline::Deadline;
 use crate::event::{Event, Phase};
@@ -20,6 +19,7 @@ use crate::options::{LoopbackOptions, parse};
 use crate::progress::Bars;
 use crate::show::Summary;
 use crate::voice::print;
+use crate::{available, fit};
 
 /// Silence of all ranks past their own deadline, before they count as stuck.
 const SILENCE_GRACE: Duration = Duration::from_secs(15);
@@ -42,9 +42,10 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> Result<(), Failure> {
 
 fn run(options: &LoopbackOptions) -> Result<(), Failure> {
     let job = Job::new(&options.job).map_err(Failure::usage)?;
-    // Builds the tables of all ranks, so that cuts which do not fit the model are noticed before anything starts.
-    let pool_bytes = job.pool_bytes().map_err(Failure::usage)?;
-    available::check(pool_bytes).map_err(Failure::failed)?;
+    // Cuts that do not fit the model or each other are noticed before anything starts.
+    let tables = job.tables().map_err(Failure::usage)?;
+    fit::check(&tables, None).map_err(Failure::usage)?;
+    available::check(tables.pool_bytes()).map_err(Failure::failed)?;
 
     let host = Host::bind("127.0.0.1:0").map_err(Failure::failed)?;
     let address = host.address().to_string();
@@ -53,7 +54,7 @@ fn run(options: &LoopbackOptions) -> Result<(), Failure> {
     let commands = commands.collect();
 
     let (attendance, terms) = (job.attendance(), job.terms());
-    let deadline = job.meeting_deadline(options.moving.deadline()).map_err(Failure::usage)?;
+    let deadline = tables.meeting_deadline(options.moving.deadline());
     let serve = {
         let terms = terms.clone();
         move || host.serve(attendance, terms, Deadline::after(deadline))

@@ -9,7 +9,6 @@ use kvferry_layout::{PageTable, PoolId, Slot};
 use kvferry_match::BlockMap;
 use kvferry_wire::{Region, RegionError};
 
-use crate::available;
 use crate::deadline::Deadline;
 use crate::event::Phase;
 use crate::failure::Failure;
@@ -19,7 +18,7 @@ use crate::meet::tcp::{self, Host};
 use crate::meet::{Cards, MeetError, MeetingPoint, Member, Side, directory};
 use crate::options::{JobOptions, MoveOptions, RankOptions};
 use crate::voice::Voice;
-use crate::watch;
+use crate::{available, fit, watch};
 
 /// The only try at the only request.
 const KEY: RequestKey = RequestKey { request: REQUEST, attempt: 0 };
@@ -96,7 +95,9 @@ impl Rank {
         }
         let job = Job::new(options).map_err(Failure::usage)?;
         let mut table = job.table(member).map_err(Failure::usage)?;
-        let meeting = job.meeting_deadline(moving.deadline()).map_err(Failure::usage)?;
+        let tables = job.tables().map_err(Failure::usage)?;
+        fit::check(&tables, Some(member)).map_err(Failure::usage)?;
+        let meeting = tables.meeting_deadline(moving.deadline());
         available::check(table_bytes(&table)).map_err(Failure::failed)?;
         let host = host(member, rank).map_err(Failure::failed)?;
 
