@@ -76,7 +76,7 @@ pub fn one_line(text: &str) -> String {
 }
 
 /// Ends a program: silently if all is well, else with one line on standard error.
-pub fn exit(program: &str, outcome: Result<(), Failure>) -> ExitCode {
+pub fn exit(program: &str, outcome: &Result<(), Failure>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

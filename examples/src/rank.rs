@@ -1,5 +1,7 @@
 //! One rank's run, up to the point where the two sides differ: pools, bytes, the meeting, the engine.
 
+use std::cell::OnceCell;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
@@ -18,7 +20,7 @@ use crate::meet::tcp::{self, Host};
 use crate::meet::{Cards, MeetError, MeetingPoint, Member, Side, directory};
 use crate::options::{JobOptions, MoveOptions, RankOptions};
 use crate::voice::Voice;
-use crate::{available, fit, watch};
+use crate::{available, failure, fit, watch};
 
 /// The only try at the only request.
 const KEY: RequestKey = RequestKey { request: REQUEST, attempt: 0 };
@@ -28,7 +30,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A rank that is connected to its peers, with pools that are filled.
 #[derive(Debug)]
-pub struct Rank {
+pub struct Rank<'a> {
     /// What the run is about.
     pub job: Job,
     /// Which rank this is.
@@ -39,7 +41,7 @@ pub struct Rank {
     pub slots: Vec<Vec<Slot>>,
     /// The memory behind each pool.
     pub regions: Vec<Region>,
-    engine: Engine,
+    engine: &'a Engine,
     link: Link,
 }
 
@@ -55,27 +57,38 @@ pub struct PoolError {
     pub source: RegionError,
 }
 
-/// Runs one rank's program, whatever its side: `work` is given what says how it goes.
+/// Runs one rank's program, whatever its side: `work` is given what says how it goes, and the place for its engine.
 ///
-/// # Errors
-///
-/// The [`Failure`] of `work`.
+/// How it went is said before the engine goes, which takes as long as a peer that is gone lets it.
 pub fn tell(
     member: Member,
     moving: &MoveOptions,
-    work: impl FnOnce(&mut Voice) -> Result<(), Failure>,
-) -> Result<(), Failure> {
+    work: impl FnOnce(&mut Voice, &OnceCell<Engine>) -> Result<(), Failure>,
+) -> ExitCode {
     if std::env::var_os("RUST_LOG").is_some() {
         let logs = tracing_subscriber::fmt().with_env_filter(tracing_subscriber::EnvFilter::from_default_env());
         logs.with_writer(std::io::stderr).init();
     }
     let mut voice = Voice::new(member, moving.json);
-    let outcome = work(&mut voice);
-    voice.end(&outcome);
-    outcome
+    told_before_drop(
+        |engine| {
+            let outcome = work(&mut voice, engine);
+            (outcome, voice)
+        },
+        |(outcome, voice)| {
+            voice.end(&outcome);
+            failure::exit(&member.side.to_string(), &outcome)
+        },
+    )
 }
 
-impl Rank {
+/// Does `work`, lets `tell` have what came of it, and only then drops what `work` has put aside.
+fn told_before_drop<K, T, E>(work: impl FnOnce(&OnceCell<K>) -> T, tell: impl FnOnce(T) -> E) -> E {
+    let kept = OnceCell::new();
+    tell(work(&kept))
+}
+
+impl<'a> Rank<'a> {
     /// Checks the options, makes and fills the pools, meets all ranks, and connects to those that this one needs.
     ///
     /// A sender's pools hold the request; a receiver's nothing but canary.
@@ -89,6 +102,7 @@ impl Rank {
         rank: &RankOptions,
         moving: &MoveOptions,
         voice: &mut Voice,
+        engine: &'a OnceCell<Engine>,
     ) -> Result<Self, Failure> {
         if rank.stop_on_eof {
             watch::end_with_standard_input().map_err(Failure::failed)?;
@@ -101,9 +115,10 @@ impl Rank {
         available::check(table_bytes(&table)).map_err(Failure::failed)?;
         let host = host(member, rank).map_err(Failure::failed)?;
 
-        let engine =
+        let options =
             EngineOptions { rank: member.rank, transports: moving.transport.clone(), patience: moving.deadline() };
-        let engine = Engine::start(engine).map_err(Failure::failed)?;
+        let started = Engine::start(options).map_err(Failure::failed)?;
+        let engine = engine.get_or_init(|| started);
         let regions = engine.allocate(&mut table).map_err(Failure::failed)?;
         let slots = job.slots(member, &table);
         let held = if member.side == Side::Sender { slots.as_slice() } else { &[] };
@@ -118,8 +133,10 @@ impl Rank {
         engine.publish(table.clone(), regions.clone()).map_err(Failure::failed)?;
         let card = engine.card().unwrap_or_default();
         let deadline = Deadline::after(meeting);
-        let cards = meet(&job, member, rank, host, card, deadline).map_err(Failure::failed)?;
-        let link = engine.connect(&cards.senders, &cards.receivers).map_err(Failure::failed)?;
+        let cards = meet(&job, member, rank, host, card, deadline);
+        let cards = cards.map_err(Failure::failed)?;
+        let link = engine.connect(&cards.senders, &cards.receivers);
+        let link = link.map_err(Failure::failed)?;
         Ok(Self { job, member, table, slots, regions, engine, link })
     }
 
@@ -208,5 +225,34 @@ fn meet(
                 _ => cards,
             }
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    use super::*;
+
+    /// Says when it goes.
+    struct Kept(Rc<RefCell<Vec<&'static str>>>);
+
+    impl Drop for Kept {
+        fn drop(&mut self) {
+            self.0.borrow_mut().push("dropped");
+        }
+    }
+
+    /// An engine whose peer is gone may take its time to go. What happened is known before.
+    #[test]
+    fn outcomes_are_told_before_anything_goes() {
+        let log = Rc::new(RefCell::new(Vec::new()));
+        let work = |kept: &OnceCell<Kept>| {
+            kept.get_or_init(|| Kept(log.clone()));
+            log.borrow_mut().push("failed");
+        };
+        told_before_drop(work, |()| log.borrow_mut().push("told"));
+        assert_eq!(*log.borrow(), ["failed", "told", "dropped"]);
     }
 }

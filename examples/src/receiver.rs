@@ -1,12 +1,15 @@
 //! One rank of the receiving instance.
 
+use std::cell::OnceCell;
 use std::ffi::OsString;
+use std::process::ExitCode;
 
+use kvferry::Engine;
 use kvferry_layout::PoolId;
 
 use crate::check::check;
 use crate::event::{Event, Pair, Phase};
-use crate::failure::Failure;
+use crate::failure::{self, Failure};
 use crate::meet::{Member, Side};
 use crate::options::{ReceiverOptions, parse};
 use crate::rank::{PoolError, Rank, tell, wait};
@@ -22,19 +25,19 @@ pub struct CountError {
     pub found_bytes: u64,
 }
 
-/// Runs the program.
-///
-/// # Errors
-///
-/// [`Failure`] with the line and exit code to end with.
-pub fn main(args: impl IntoIterator<Item = OsString>) -> Result<(), Failure> {
-    let Some(options) = parse::<ReceiverOptions>(args)? else { return Ok(()) };
+/// Runs the program. Whatever it has to say is said before it cleans up.
+pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let options = match parse::<ReceiverOptions>(args) {
+        Ok(Some(options)) => options,
+        Ok(None) => return ExitCode::SUCCESS,
+        Err(failure) => return failure::exit("receiver", &Err(failure)),
+    };
     let member = Member { side: Side::Receiver, rank: options.rank.rank };
-    tell(member, &options.moving, |voice| run(member, &options, voice))
+    tell(member, &options.moving, |voice, engine| run(member, &options, voice, engine))
 }
 
-fn run(member: Member, options: &ReceiverOptions, voice: &mut Voice) -> Result<(), Failure> {
-    let rank = Rank::start(member, &options.job, &options.rank, &options.moving, voice)?;
+fn run(member: Member, options: &ReceiverOptions, voice: &mut Voice, engine: &OnceCell<Engine>) -> Result<(), Failure> {
+    let rank = Rank::start(member, &options.job, &options.rank, &options.moving, voice, engine)?;
     let image = rank.job.image(member, &rank.table, &rank.slots).map_err(Failure::failed)?;
     let receive = rank.receive()?;
     let mut counted_bytes = 0;

@@ -2,8 +2,8 @@
 
 use std::process::ExitCode;
 
-use kvferry_examples::{failure, receiver};
+use kvferry_examples::receiver;
 
 fn main() -> ExitCode {
-    failure::exit("receiver", receiver::main(std::env::args_os()))
+    receiver::main(std::env::args_os())
 }

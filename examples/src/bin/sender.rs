@@ -2,8 +2,8 @@
 
 use std::process::ExitCode;
 
-use kvferry_examples::{failure, sender};
+use kvferry_examples::sender;
 
 fn main() -> ExitCode {
-    failure::exit("sender", sender::main(std::env::args_os()))
+    sender::main(std::env::args_os())
 }
