@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::check::Verified;
+use crate::meet::Member;
 
 /// Bytes of one line at most.
 pub const LINE_BYTES_MAX: u64 = 64 << 10;
@@ -42,6 +43,9 @@ pub enum Event {
         message: String,
         /// The code that it exits with.
         exit_code: u8,
+        /// The rank that failed before, if that is why.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        culprit: Option<Member>,
     },
 }
 

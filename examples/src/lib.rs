@@ -3,12 +3,14 @@
 //! - What is moved: [`options`], [`models`], [`job`], and whether it can be: [`fit`].
 //! - What the bytes are: [`pattern`], [`slots`], [`image`], [`fill`], [`check`].
 //! - How ranks find each other: [`meet`], [`deadline`].
-//! - What people and programs get to see: [`event`], [`voice`], [`progress`], [`show`], [`failure`].
+//! - What people and programs get to see: [`event`], [`voice`], [`progress`], [`show`], [`failure`],
+//!   [`blame`].
 //! - What runs: [`sender`] and [`receiver`], which share [`rank`] and [`watch`]; [`loopback`], with [`children`]; and for all
 //!   of them [`available`] and [`files`].
 #![forbid(unsafe_code)]
 
 pub mod available;
+pub mod blame;
 pub mod check;
 pub mod children;
 pub mod deadline;

@@ -20,7 +20,7 @@ use crate::meet::tcp::{self, Host};
 use crate::meet::{Cards, MeetError, MeetingPoint, Member, Side, directory};
 use crate::options::{JobOptions, MoveOptions, RankOptions};
 use crate::voice::Voice;
-use crate::{available, failure, fit, watch};
+use crate::{available, blame, failure, fit, watch};
 
 /// The only try at the only request.
 const KEY: RequestKey = RequestKey { request: REQUEST, attempt: 0 };
@@ -134,9 +134,9 @@ impl<'a> Rank<'a> {
         let card = engine.card().unwrap_or_default();
         let deadline = Deadline::after(meeting);
         let cards = meet(&job, member, rank, host, card, deadline);
-        let cards = cards.map_err(Failure::failed)?;
+        let cards = cards.map_err(|error| Failure::caused_by(blame::of_meeting(&error), error))?;
         let link = engine.connect(&cards.senders, &cards.receivers);
-        let link = link.map_err(Failure::failed)?;
+        let link = link.map_err(|error| Failure::caused_by(blame::of_connect(&error), error))?;
         Ok(Self { job, member, table, slots, regions, engine, link })
     }
 
@@ -179,7 +179,7 @@ pub fn wait<R>(transfer: &Transfer<R>, total_bytes: Option<u64>, voice: &mut Voi
     let mut moved_bytes = 0;
     loop {
         if let Some(outcome) = transfer.wait(LOOK_INTERVAL) {
-            return outcome.map_err(Failure::failed);
+            return outcome.map_err(|error| Failure::caused_by(blame::of_transfer(&error), error));
         }
         let now = transfer.moved_bytes();
         if now > moved_bytes {
