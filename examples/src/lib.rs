@@ -6,7 +6,7 @@
 //! - What people and programs get to see: [`event`], [`voice`], [`progress`], [`show`], [`failure`],
 //!   [`blame`].
 //! - What runs: [`sender`] and [`receiver`], which share [`rank`] and [`watch`]; [`loopback`], with [`children`]; and for all
-//!   of them [`available`] and [`files`].
+//!   of them [`available`], [`files`] and [`quiet`].
 #![forbid(unsafe_code)]
 
 pub mod available;
@@ -27,6 +27,7 @@ pub mod models;
 pub mod options;
 pub mod pattern;
 pub mod progress;
+pub mod quiet;
 pub mod rank;
 pub mod receiver;
 pub mod sender;

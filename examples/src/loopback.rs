@@ -19,7 +19,7 @@ use crate::options::{LoopbackOptions, parse};
 use crate::progress::Bars;
 use crate::show::Summary;
 use crate::voice::print;
-use crate::{available, fit};
+use crate::{available, fit, quiet};
 
 /// Silence of all ranks past their own deadline, before they count as stuck.
 const SILENCE_GRACE: Duration = Duration::from_secs(15);
@@ -95,10 +95,8 @@ fn command(programs: &Path, member: Member, options: &LoopbackOptions, address: 
     command.arg(format!("--rank={}", member.rank)).arg(format!("--meet={address}"));
     command.arg(format!("--deadline-s={}", options.moving.deadline_s));
     command.args(["--join", "--stop-on-eof", "--json"]);
-    if std::env::var_os("UCX_LOG_LEVEL").is_none() {
-        // A rank that dies would leave UCX's warnings as its last words.
-        command.env("UCX_LOG_LEVEL", "fatal");
-    }
+    // A rank that dies would leave UCX's warnings as its last words.
+    quiet::silence(&mut command);
     if let Some(transport) = &options.moving.transport {
         command.arg(format!("--transport={transport}"));
     }

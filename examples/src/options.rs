@@ -111,7 +111,8 @@ pub struct RankOptions {
     after_help = "Example, with `receiver` started beside it:\n  \
     sender --from pp2 --to tp1 --rank 0 --meet 127.0.0.1:5000 &\n  \
     sender --from pp2 --to tp1 --rank 1 --meet 127.0.0.1:5000\n\n\
-    RUST_LOG=warn and UCX_LOG_LEVEL=warn in the environment show what the library and UCX log."
+    UCX's own messages are off unless UCX_LOG_LEVEL is set: UCX_LOG_LEVEL=warn shows them, RUST_LOG=warn those of this \
+    library."
 )]
 pub struct SenderOptions {
     /// What is moved.
@@ -133,7 +134,8 @@ pub struct SenderOptions {
     version,
     after_help = "Example, with two `sender`s started beside it:\n  \
     receiver --from pp2 --to tp1 --rank 0 --meet 127.0.0.1:5000\n\n\
-    RUST_LOG=warn and UCX_LOG_LEVEL=warn in the environment show what the library and UCX log."
+    UCX's own messages are off unless UCX_LOG_LEVEL is set: UCX_LOG_LEVEL=warn shows them, RUST_LOG=warn those of this \
+    library."
 )]
 pub struct ReceiverOptions {
     /// What is moved.
@@ -158,7 +160,8 @@ pub struct ReceiverOptions {
     after_help = "Examples:\n  \
     loopback\n  \
     loopback --from pp4tp2 --to tp8 --tokens 2048\n  \
-    loopback --model llama-3.1-8b --dtype bf16 --from tp2 --to tp4 --block-tokens-from 16 --transport tcp"
+    loopback --model llama-3.1-8b --dtype bf16 --from tp2 --to tp4 --block-tokens-from 16 --transport tcp\n\n\
+    UCX's own messages are off unless UCX_LOG_LEVEL is set; of those the last line of a rank that dies is shown."
 )]
 pub struct LoopbackOptions {
     /// What is moved.

@@ -2,8 +2,9 @@
 
 use std::process::ExitCode;
 
-use kvferry_examples::receiver;
+use kvferry_examples::{quiet, receiver};
 
 fn main() -> ExitCode {
+    quiet::without_ucx_messages();
     receiver::main(std::env::args_os())
 }
