@@ -34,6 +34,15 @@ pub struct Job {
     seed: u64,
 }
 
+/// The page tables of all ranks of a run, by rank.
+#[derive(Clone, Debug)]
+pub struct Tables {
+    /// Those of the sending instance.
+    pub senders: Vec<PageTable>,
+    /// Those of the receiving instance.
+    pub receivers: Vec<PageTable>,
+}
+
 /// One of the two instances.
 #[derive(Clone, Debug)]
 struct Instance {
@@ -195,26 +204,16 @@ impl Job {
         Ok(if only_here { image.without(mtp_layers.collect::<Vec<Layer>>()) } else { image })
     }
 
-    /// Bytes of the pools of all ranks together.
+    /// The page tables of all ranks.
     ///
     /// # Errors
     ///
-    /// [`JobError::Table`] of the first rank that has no table.
-    pub fn pool_bytes(&self) -> Result<u64, JobError> {
-        let mut bytes: u64 = 0;
-        for member in self.attendance().members() {
-            bytes = bytes.saturating_add(table_bytes(&self.table(member)?));
-        }
-        Ok(bytes)
-    }
-
-    /// How long ranks wait for each other, where `deadline` is how long they would if they had nothing to fill.
-    ///
-    /// # Errors
-    ///
-    /// As [`Job::pool_bytes`].
-    pub fn meeting_deadline(&self, deadline: Duration) -> Result<Duration, JobError> {
-        Ok(deadline + Duration::from_secs(self.pool_bytes()? / FILL_BYTES_A_SECOND))
+    /// [`JobError::Table`] of the first rank that has none.
+    pub fn tables(&self) -> Result<Tables, JobError> {
+        let of = |side| -> Result<Vec<PageTable>, JobError> {
+            (0..self.attendance().ranks(side)).map(|rank| self.table(Member { side, rank })).collect()
+        };
+        Ok(Tables { senders: of(Side::Sender)?, receivers: of(Side::Receiver)? })
     }
 
     fn instance(&self, side: Side) -> &Instance {
@@ -231,6 +230,18 @@ impl Job {
             Side::Receiver => 2,
         };
         Key::new(self.seed).part(side).part(u64::from(member.rank))
+    }
+}
+
+impl Tables {
+    /// Bytes of the pools of all ranks together.
+    pub fn pool_bytes(&self) -> u64 {
+        self.senders.iter().chain(&self.receivers).map(table_bytes).fold(0, u64::saturating_add)
+    }
+
+    /// How long ranks wait for each other, where `deadline` is how long they would if they had nothing to fill.
+    pub fn meeting_deadline(&self, deadline: Duration) -> Duration {
+        deadline + Duration::from_secs(self.pool_bytes() / FILL_BYTES_A_SECOND)
     }
 }
 
