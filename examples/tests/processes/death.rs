@@ -8,12 +8,11 @@ use std::time::{Duration, Instant};
 
 use kvferry_examples::event::{Event, Phase};
 use kvferry_examples::meet::{Member, Side};
-use kvferry_wire::{Context, ContextOptions, Version};
 
 use crate::run::{Running, start};
 
 /// Many short runs, so that there is time to die between the first and the last.
-const JOB: &str = "--tokens 2048 --from pp2 --to tp1 --block-tokens-to 1";
+const JOB: &str = "--tokens 8192 --from pp2 --to tp1 --block-tokens-to 1";
 const DEADLINE: Duration = Duration::from_secs(5);
 
 /// Longer than anything needs to fill pools and to notice a death, in an unoptimized build on a busy machine.
@@ -32,16 +31,6 @@ fn first_bytes(sender: &mut Running) {
         matches!(event, Event::Progress { phase: Phase::Move, done_bytes: 1.., .. })
     };
     lines.find(|line| moves(line.as_ref().unwrap())).expect("the first bytes have moved").unwrap();
-}
-
-/// UCX before 1.16 emulates puts over tcp, acknowledges each at the target, and aborts the target when the one to be
-/// acknowledged is dead (`ucp_request_try_send` of 1.13.1): nothing outside of UCX can prevent it.
-fn aborts_targets() -> bool {
-    let old = Context::open(&ContextOptions::default()).unwrap().ucx_version() < Version::new(1, 16, 0);
-    if old {
-        eprintln!("skipped: this UCX aborts the target of emulated puts when their initiator dies");
-    }
-    old
 }
 
 /// Kills a sender once its first bytes have moved. The receiver says who it was and ends within its deadline.
@@ -77,16 +66,12 @@ fn a_sender_is_killed_over_shared_memory() {
 
 #[test]
 fn a_sender_is_killed_over_tcp() {
-    if !aborts_targets() {
-        kill_a_sender("--transport tcp");
-    }
+    kill_a_sender("--transport tcp");
 }
 
 #[test]
 fn a_sender_is_killed_over_what_ucx_chooses() {
-    if !aborts_targets() {
-        kill_a_sender("");
-    }
+    kill_a_sender("");
 }
 
 /// Kills the receiver once a sender's first bytes have moved. Each sender says so and ends within its deadline.

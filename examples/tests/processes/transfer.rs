@@ -118,3 +118,45 @@ fn a_flipped_byte() {
     let json: Value = serde_json::from_str(&ended.stdout).unwrap();
     assert_eq!((&json["outcome"], &json["error"]), (&"failed".into(), &line.into()));
 }
+
+/// Every family: more ranks than heads, a replicated index key, windows, recurrent state, compressed cells; and cuts by data
+/// and context. One request of the second data-parallel part.
+#[test]
+fn every_family_and_every_kind_of_cut() {
+    for line in [
+        "--from pp4 --to tp4 --tokens 256",
+        "--from dp4 --to tp8 --tokens 192",
+        "--from cp2 --to tp2 --tokens 300",
+        "--from tp2 --to cp2tp2 --tokens 300",
+        "--from pp2 --to tp2 --tokens 512 --block-tokens-from 32",
+        "--model qwen3-235b-a22b --from tp1 --to tp8 --tokens 128",
+        "--model llama-3.1-70b --from tp2 --to tp4 --tokens 128",
+        "--model llama-3.1-70b --from tp4 --to tp2 --tokens 128",
+        "--model minimax-m3 --from tp2 --to tp4 --tokens 128",
+        "--model gpt-oss-120b --from tp1 --to tp4 --tokens 512",
+        "--model gemma-3-27b --from tp2 --to tp4 --tokens 1500 --block-tokens-from 32",
+        "--model qwen3-next-80b-a3b --from tp2 --to tp4 --tokens 128",
+        "--model deepseek-v4-pro --from tp2 --to tp4 --tokens 512 --block-tokens-from 128 --block-tokens-to 128",
+    ] {
+        verified(line);
+    }
+}
+
+/// A window moves and what lies in front of it does not, on either side of which more may come along with its block.
+#[test]
+fn of_a_window_only_what_the_request_needs_is_moved() {
+    let result = verified("--model gpt-oss-120b --from tp1 --to tp1 --tokens 1024 --dtype bf16");
+    // 18 layers with all tokens, 18 with the last 128; keys and values of 8 heads, 64 elements of 2 B.
+    assert_eq!(request_bytes(&result), [(18 * 1024 + 18 * 128) * 2 * 8 * 64 * 2]);
+}
+
+/// Every route, where it can be taken, moves the same bytes; one that cannot be taken is refused by name.
+#[test]
+fn routes_that_are_forced() {
+    for route in ["direct", "landing", "staged", "runs"] {
+        let result = verified(&format!("--tokens 512 --from pp2 --to tp2 --route {route}"));
+        assert!(result["pairs"].as_array().unwrap().iter().all(|pair| pair["route"] == *route), "{result}");
+    }
+    let line = run("loopback", "--tokens 512 --from pp2 --to tp1 --transport tcp --route direct");
+    assert!(line.failure(1).contains("direct"), "{line:?}");
+}
