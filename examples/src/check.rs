@@ -14,7 +14,7 @@ pub struct Verified {
     pub request_bytes: u64,
     /// Bytes past the request's last token, in its last block, that hold the values of those tokens: a source block that
     /// is moved whole brings them along.
-    pub tail_bytes: u64,
+    pub spare_bytes: u64,
     /// Bytes that still hold the canary.
     pub canary_bytes: u64,
 }
@@ -141,16 +141,16 @@ pub fn check<E>(
     }
 }
 
-/// Fills `expected` with what `span` should hold and counts it; tail cells found as canary are expected so.
+/// Fills `expected` with what `span` should hold and counts it; spare cells found as canary are expected so.
 fn expect(image: &Image<'_>, span: &Span, found: &[u8], expected: &mut [u8], verified: &mut Verified) {
     image.paint(span, expected);
-    let (mut request_bytes, mut tail_bytes) = (0, 0);
+    let (mut request_bytes, mut spare_bytes) = (0, 0);
     let mut canary = Vec::new();
     image.for_each_cell(span, |cell| {
         if image.is_absent(cell.row.layer) {
             return;
         }
-        if !cell.tail {
+        if !cell.spare {
             request_bytes += cell.bytes;
             return;
         }
@@ -160,12 +160,12 @@ fn expect(image: &Image<'_>, span: &Span, found: &[u8], expected: &mut [u8], ver
         if found[range.clone()] == canary {
             expected[range].copy_from_slice(&canary);
         } else {
-            tail_bytes += cell.bytes;
+            spare_bytes += cell.bytes;
         }
     });
     verified.request_bytes += request_bytes;
-    verified.tail_bytes += tail_bytes;
-    verified.canary_bytes += span.bytes.end - span.bytes.start - request_bytes - tail_bytes;
+    verified.spare_bytes += spare_bytes;
+    verified.canary_bytes += span.bytes.end - span.bytes.start - request_bytes - spare_bytes;
 }
 
 /// The first byte of `span` that differs.
@@ -208,7 +208,7 @@ fn cell_kind(image: &Image<'_>, span: &Span, cell: &Cell<'_>, found: &[u8]) -> C
     if image.is_absent(cell.row.layer) {
         return CellKind::OneSided;
     }
-    if cell.tail {
+    if cell.spare {
         return CellKind::Tail;
     }
     let mut canary = vec![0; index(cell.bytes)];

@@ -92,9 +92,17 @@ struct Running {
     process: Child,
     status: Option<ExitStatus>,
     streams_open: u8,
-    said: Option<(String, u8)>,
+    said: Option<LastWord>,
     last_words: String,
     failed_at: Option<Instant>,
+}
+
+/// What a rank said of its failure.
+#[derive(Debug)]
+struct LastWord {
+    message: String,
+    exit_code: u8,
+    culprit: Option<Member>,
 }
 
 /// What comes from a child's two streams.
@@ -187,12 +195,27 @@ impl Children {
         }
     }
 
-    /// The failure to report, of those there are: a kill before a rank's own words, then the earliest.
+    /// The failure behind that of `first`, as far as ranks name each other. Those who do so in a circle leave it at `first`.
+    fn cause<'a>(&'a self, first: &'a Running) -> &'a Running {
+        let mut cause = first;
+        for _ in &self.children {
+            let failed = |child: &&Running| Some(child.member) == cause.culprit() && child.failed_at.is_some();
+            match self.children.iter().find(failed) {
+                Some(earlier) => cause = earlier,
+                None => return cause,
+            }
+        }
+        first
+    }
+
+    /// The failure to report, of those there are: a kill before a rank's own words, then the earliest, or the one that
+    /// it is the consequence of. The order in which lines arrive here says little between two that depend on each other.
     fn failure(&self) -> ChildError {
         let failed = self.children.iter().filter_map(|child| Some((!child.is_killed(), child.failed_at?, child)));
-        let (_, _, child) = failed.min_by_key(|(unkilled, at, _)| (*unkilled, *at)).expect("asked for once one failed");
+        let (_, _, first) = failed.min_by_key(|(unkilled, at, _)| (*unkilled, *at)).expect("asked for once one failed");
+        let child = self.cause(first);
         match (&child.said, child.status) {
-            (Some((message, exit_code)), _) => {
+            (Some(LastWord { message, exit_code, .. }), _) => {
                 ChildError::Failed { member: child.member, message: message.clone(), exit_code: *exit_code }
             }
             (None, status) => {
@@ -204,10 +227,14 @@ impl Children {
 }
 
 impl Running {
+    fn culprit(&self) -> Option<Member> {
+        self.said.as_ref()?.culprit
+    }
+
     fn take(&mut self, heard: Heard, hear: &mut impl FnMut(Member, Event)) {
         match heard {
-            Heard::Event(Event::Error { message, exit_code }) => {
-                self.said.get_or_insert((one_line(&message), exit_code));
+            Heard::Event(Event::Error { message, exit_code, culprit }) => {
+                self.said.get_or_insert(LastWord { message: one_line(&message), exit_code, culprit });
                 self.failed_at.get_or_insert_with(Instant::now);
             }
             Heard::Event(event) => hear(self.member, event),
@@ -327,6 +354,29 @@ mod tests {
         let error = r#"{"event":"error","message":"rank 1 is gone","exit_code":1}"#;
         let (outcome, _) = run(&[&format!("echo '{error}'; exit 1"), "sleep 0.1; kill -KILL $$"], SILENCE_MAX);
         assert_eq!(outcome, Err("sender rank 1 ended with signal 9".to_owned()));
+    }
+
+    /// Of two failures the one behind the other is reported, in whatever order their lines come.
+    #[test]
+    fn a_cause_goes_before_its_consequence() {
+        let error = |message: &str, culprit: &str| {
+            format!(r#"echo '{{"event":"error","message":"{message}","exit_code":1{culprit}}}'; exit 1"#)
+        };
+        let of = |rank: u32| format!(r#","culprit":{{"side":"sender","rank":{rank}}}"#);
+        let late = |script: String| format!("sleep 0.1; {script}");
+        for (scripts, expected) in [
+            ([error("lost 1", &of(1)), late(error("full", "")), "exec sleep 600".into()], "sender rank 1: full"),
+            ([error("lost 1", &of(1)), late(error("lost 2", &of(2))), late("exit 3".into())], "sender rank 2 ended"),
+            (
+                [error("lost 1", &of(1)), late(error("lost 0", &of(0))), "exec sleep 600".into()],
+                "sender rank 0: lost 1",
+            ),
+            ([error("lost 1", &of(1)), "exec sleep 600".into(), "exec sleep 600".into()], "sender rank 0: lost 1"),
+        ] {
+            let (outcome, _) = run(&scripts.each_ref().map(String::as_str), SILENCE_MAX);
+            let line = outcome.unwrap_err();
+            assert!(line.starts_with(expected), "{line}");
+        }
     }
 
     #[test]

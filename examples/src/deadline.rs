@@ -15,12 +15,6 @@ impl Deadline {
         Self { started: Instant::now(), limit }
     }
 
-    /// The same start with `grace` more time.
-    #[must_use]
-    pub fn extended(self, grace: Duration) -> Self {
-        Self { started: self.started, limit: self.limit.saturating_add(grace) }
-    }
-
     /// Time left; `None` once the deadline has passed.
     pub fn left(&self) -> Option<Duration> {
         self.limit.checked_sub(self.started.elapsed()).filter(|left| !left.is_zero())

@@ -43,6 +43,9 @@ pub enum Event {
         message: String,
         /// The code that it exits with.
         exit_code: u8,
+        /// The rank that failed before, if that is why.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        culprit: Option<Member>,
     },
 }
 
@@ -65,15 +68,6 @@ pub struct Pair {
     pub route: Option<String>,
     /// A sender: from the first write to the flush behind the last. A receiver: from asking to being told.
     pub elapsed_ms: f64,
-}
-
-/// An event, and whose it is.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Said {
-    /// Who.
-    pub member: Member,
-    /// What.
-    pub event: Event,
 }
 
 impl Pair {

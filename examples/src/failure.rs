@@ -1,7 +1,10 @@
 //! How a program ends when it cannot do its job: one line on standard error, and an exit code that says whose fault it is.
 
 use std::error::Error;
+use std::io;
 use std::process::ExitCode;
+
+use crate::meet::Member;
 
 /// Characters of the line at most.
 const LINE_CHARS_MAX: usize = 2000;
@@ -13,6 +16,28 @@ pub enum Failure {
     Usage(String),
     /// It did not work out. Exit code 1.
     Failed(String),
+    /// It did not work out because another rank failed first. Exit code 1.
+    Missed {
+        /// The line.
+        line: String,
+        /// The other rank.
+        culprit: Member,
+    },
+}
+
+/// The operating system refuses what every program needs. Look at its limits, and at how the program was started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SystemError {
+    /// No thread.
+    #[error("cannot start a thread")]
+    Thread(#[source] io::Error),
+    /// This program's own path is not to be had, and the others lie beside it.
+    #[error("cannot tell where this program is")]
+    OwnPath(#[source] io::Error),
+    /// Nobody takes the output.
+    #[error("cannot write to standard output")]
+    Output(#[source] io::Error),
 }
 
 impl Failure {
@@ -26,10 +51,19 @@ impl Failure {
         Self::Failed(line(&*error.into()))
     }
 
+    /// It did not work out, because of `culprit` if there is one.
+    pub fn caused_by(culprit: Option<Member>, error: impl Into<Box<dyn Error>>) -> Self {
+        let line = line(&*error.into());
+        match culprit {
+            Some(culprit) => Self::Missed { line, culprit },
+            None => Self::Failed(line),
+        }
+    }
+
     /// The one line.
     pub fn line(&self) -> &str {
         match self {
-            Self::Usage(line) | Self::Failed(line) => line,
+            Self::Usage(line) | Self::Failed(line) | Self::Missed { line, .. } => line,
         }
     }
 
@@ -37,7 +71,15 @@ impl Failure {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,
-            Self::Failed(_) => 1,
+            Self::Failed(_) | Self::Missed { .. } => 1,
+        }
+    }
+
+    /// The rank that failed before, if that is why.
+    pub fn culprit(&self) -> Option<Member> {
+        match self {
+            Self::Usage(_) | Self::Failed(_) => None,
+            Self::Missed { culprit, .. } => Some(*culprit),
         }
     }
 }
@@ -60,7 +102,7 @@ pub fn one_line(text: &str) -> String {
 }
 
 /// Ends a program: silently if all is well, else with one line on standard error.
-pub fn exit(program: &str, outcome: Result<(), Failure>) -> ExitCode {
+pub fn exit(program: &str, outcome: &Result<(), Failure>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

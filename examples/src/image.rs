@@ -39,10 +39,11 @@ pub struct Cell<'a> {
     pub plane: usize,
     /// Unit of the whole model.
     pub unit: u32,
-    /// Token of the request; for state, which has no tokens, 0.
+    /// First token that the cell stands for; for state, which has none, the column.
     pub token: u64,
-    /// Whether the token lies past the request's last, in a block that it only partly fills.
-    pub tail: bool,
+    /// Whether the request can do without it: it lies past the last token, in a block that is only partly filled, or in
+    /// front of its group's window.
+    pub spare: bool,
     /// First byte, from the start of the slot.
     pub offset: u64,
     /// Bytes.
@@ -74,7 +75,8 @@ pub enum ImageError {
 }
 
 impl<'a> Image<'a> {
-    /// The image of a rank that holds `tokens` tokens of a request in `slots` (by group, then by block ordinal).
+    /// The image of a rank that holds `tokens` tokens of a request in `slots` (by group, then by block ordinal; those of
+    /// blocks that other context-parallel ranks hold are nobody's).
     ///
     /// `values` decides the request's bytes and is the same on every rank; `background` decides all others. With empty
     /// `slots` everything is background.
@@ -96,7 +98,11 @@ impl<'a> Image<'a> {
             for pool in pools {
                 let of_pool = &mut tenants[usize::from(pool.0)];
                 let slot_count = table.pools[usize::from(pool.0)].slot_count;
-                for (ordinal, &slot) in (0..).zip(slots) {
+                let held = |ordinal| match layers.kind {
+                    GroupKind::Paged { ordinals, .. } => ordinals.holds(ordinal),
+                    GroupKind::State => true,
+                };
+                for (ordinal, &slot) in (0..).zip(slots).filter(|(ordinal, _)| held(*ordinal)) {
                     let place = of_pool.get_mut(index(u64::from(slot.0)));
                     let place = place.ok_or(ImageError::SlotOutOfRange { pool, slot, slot_count })?;
                     if place.replace(Tenant { group, ordinal }).is_some() {
@@ -188,18 +194,22 @@ impl<'a> Image<'a> {
             return;
         };
         let group = &self.table.groups[tenant.group];
-        let (first_token, end_token) = match group.kind {
-            GroupKind::Paged { tokens_per_block, .. } => (tenant.ordinal * u64::from(tokens_per_block), self.tokens),
-            GroupKind::State => (0, u64::MAX),
+        let (first_token, needed) = match group.kind {
+            GroupKind::Paged { tokens_per_block, window_tokens, .. } => {
+                let window = window_tokens.map_or(0, |window| self.tokens.saturating_sub(window.into()));
+                (tenant.ordinal * u64::from(tokens_per_block), window..self.tokens)
+            }
+            GroupKind::State => (0, 0..u64::MAX),
         };
         for row in group.rows.iter().filter(|row| row.pool == span.pool) {
             for (plane, shape) in row.planes.iter().enumerate() {
+                let tokens_per_cell = u64::from(group.kind.tokens_per_cell(shape).unwrap_or(1));
                 for unit in shape.units.clone() {
                     for token in 0..shape.tokens {
                         let offset = row.offset + cell_offset(shape, unit, token);
-                        let token = first_token + u64::from(token);
-                        let tail = token >= end_token;
-                        each(Cell { row, plane, unit, token, tail, offset, bytes: shape.cell_bytes });
+                        let token = first_token + u64::from(token) * tokens_per_cell;
+                        let spare = token >= needed.end || token + tokens_per_cell <= needed.start;
+                        each(Cell { row, plane, unit, token, spare, offset, bytes: shape.cell_bytes });
                     }
                 }
             }

@@ -34,6 +34,15 @@ pub struct Job {
     seed: u64,
 }
 
+/// The page tables of all ranks of a run, by rank.
+#[derive(Clone, Debug)]
+pub struct Tables {
+    /// Those of the sending instance.
+    pub senders: Vec<PageTable>,
+    /// Those of the receiving instance.
+    pub receivers: Vec<PageTable>,
+}
+
 /// One of the two instances.
 #[derive(Clone, Debug)]
 struct Instance {
@@ -154,8 +163,19 @@ impl Job {
         })
     }
 
-    /// The slots of the request on one rank, by group and block ordinal: shuffled, otherwise on each rank.
+    /// Ranks of an instance that hold the request between them: all, or with attention data parallelism those of one part.
+    pub fn part(&self, side: Side) -> Vec<u32> {
+        let cut = &self.instance(side).cut;
+        let dp_rank = REQUEST % u64::from(cut.dp_size());
+        cut.ranks_of(u32::try_from(dp_rank).unwrap_or_default()).collect()
+    }
+
+    /// The slots of the request on one rank, by group and block ordinal: shuffled, otherwise on each rank. None on a rank
+    /// that has no part in the request.
     pub fn slots(&self, member: Member, table: &PageTable) -> Vec<Vec<Slot>> {
+        if !self.part(member.side).contains(&member.rank) {
+            return vec![Vec::new(); table.groups.len()];
+        }
         let Instance { block_count, slot_count, .. } = *self.instance(member.side);
         let blocks = |group: &LayerGroup| match group.kind {
             GroupKind::Paged { .. } => block_count,
@@ -184,26 +204,16 @@ impl Job {
         Ok(if only_here { image.without(mtp_layers.collect::<Vec<Layer>>()) } else { image })
     }
 
-    /// Bytes of the pools of all ranks together.
+    /// The page tables of all ranks.
     ///
     /// # Errors
     ///
-    /// [`JobError::Table`] of the first rank that has no table.
-    pub fn pool_bytes(&self) -> Result<u64, JobError> {
-        let mut bytes: u64 = 0;
-        for member in self.attendance().members() {
-            bytes = bytes.saturating_add(table_bytes(&self.table(member)?));
-        }
-        Ok(bytes)
-    }
-
-    /// How long ranks wait for each other, where `deadline` is how long they would if they had nothing to fill.
-    ///
-    /// # Errors
-    ///
-    /// As [`Job::pool_bytes`].
-    pub fn meeting_deadline(&self, deadline: Duration) -> Result<Duration, JobError> {
-        Ok(deadline + Duration::from_secs(self.pool_bytes()? / FILL_BYTES_A_SECOND))
+    /// [`JobError::Table`] of the first rank that has none.
+    pub fn tables(&self) -> Result<Tables, JobError> {
+        let of = |side| -> Result<Vec<PageTable>, JobError> {
+            (0..self.attendance().ranks(side)).map(|rank| self.table(Member { side, rank })).collect()
+        };
+        Ok(Tables { senders: of(Side::Sender)?, receivers: of(Side::Receiver)? })
     }
 
     fn instance(&self, side: Side) -> &Instance {
@@ -220,6 +230,18 @@ impl Job {
             Side::Receiver => 2,
         };
         Key::new(self.seed).part(side).part(u64::from(member.rank))
+    }
+}
+
+impl Tables {
+    /// Bytes of the pools of all ranks together.
+    pub fn pool_bytes(&self) -> u64 {
+        self.senders.iter().chain(&self.receivers).map(table_bytes).fold(0, u64::saturating_add)
+    }
+
+    /// How long ranks wait for each other, where `deadline` is how long they would if they had nothing to fill.
+    pub fn meeting_deadline(&self, deadline: Duration) -> Duration {
+        deadline + Duration::from_secs(self.pool_bytes() / FILL_BYTES_A_SECOND)
     }
 }
 

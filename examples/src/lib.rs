@@ -1,20 +1,24 @@
 //! Shared parts of the example binaries: two instances move a request's cache and prove every byte.
 //!
-//! - What is moved: [`options`], [`models`], [`job`].
+//! - What is moved: [`options`], [`models`], [`job`], and whether it can be: [`fit`].
 //! - What the bytes are: [`pattern`], [`slots`], [`image`], [`fill`], [`check`].
 //! - How ranks find each other: [`meet`], [`deadline`].
-//! - What people and programs get to see: [`event`], [`voice`], [`progress`], [`show`], [`failure`].
+//! - What people and programs get to see: [`event`], [`voice`], [`progress`], [`show`], [`failure`],
+//!   [`blame`].
 //! - What runs: [`sender`] and [`receiver`], which share [`rank`] and [`watch`]; [`loopback`], with [`children`]; and for all
-//!   of them [`available`]. [`plan`] moves nothing: it says who would send what.
+//!   of them [`available`], [`files`] and [`quiet`]. [`plan`] moves nothing: it says who would send what.
 #![forbid(unsafe_code)]
 
 pub mod available;
+pub mod blame;
 pub mod check;
 pub mod children;
 pub mod deadline;
 pub mod event;
 pub mod failure;
+pub mod files;
 pub mod fill;
+pub mod fit;
 pub mod image;
 pub mod job;
 pub mod loopback;
@@ -24,6 +28,7 @@ pub mod options;
 pub mod pattern;
 pub mod plan;
 pub mod progress;
+pub mod quiet;
 pub mod rank;
 pub mod receiver;
 pub mod sender;

@@ -8,11 +8,10 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::available;
 use crate::children::{ChildError, Children};
 use crate::deadline::Deadline;
 use crate::event::{Event, Phase};
-use crate::failure::Failure;
+use crate::failure::{Failure, SystemError};
 use crate::job::Job;
 use crate::meet::tcp::Host;
 use crate::meet::{Member, Side};
@@ -20,6 +19,7 @@ use crate::options::{LoopbackOptions, parse};
 use crate::progress::Bars;
 use crate::show::Summary;
 use crate::voice::print;
+use crate::{available, fit, quiet};
 
 /// Silence of all ranks past their own deadline, before they count as stuck.
 const SILENCE_GRACE: Duration = Duration::from_secs(15);
@@ -42,24 +42,25 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> Result<(), Failure> {
 
 fn run(options: &LoopbackOptions) -> Result<(), Failure> {
     let job = Job::new(&options.job).map_err(Failure::usage)?;
-    // Builds the tables of all ranks, so that cuts which do not fit the model are noticed before anything starts.
-    let pool_bytes = job.pool_bytes().map_err(Failure::usage)?;
-    available::check(pool_bytes).map_err(Failure::failed)?;
+    // Cuts that do not fit the model or each other are noticed before anything starts.
+    let tables = job.tables().map_err(Failure::usage)?;
+    fit::check(&job, &tables, None).map_err(Failure::usage)?;
+    available::check(tables.pool_bytes()).map_err(Failure::failed)?;
 
     let host = Host::bind("127.0.0.1:0").map_err(Failure::failed)?;
     let address = host.address().to_string();
-    let programs = std::env::current_exe().map_err(Failure::failed)?.with_file_name("");
+    let programs = std::env::current_exe().map_err(SystemError::OwnPath).map_err(Failure::failed)?.with_file_name("");
     let commands = job.attendance().members().map(|member| (member, command(&programs, member, options, &address)));
     let commands = commands.collect();
 
     let (attendance, terms) = (job.attendance(), job.terms());
-    let deadline = job.meeting_deadline(options.moving.deadline()).map_err(Failure::usage)?;
+    let deadline = tables.meeting_deadline(options.moving.deadline());
     let serve = {
         let terms = terms.clone();
         move || host.serve(attendance, terms, Deadline::after(deadline))
     };
     // Its ranks are told what it finds, and tell it here, so that nobody needs to wait for the thread.
-    thread::Builder::new().name("host".into()).spawn(serve).map_err(Failure::failed)?;
+    thread::Builder::new().name("host".into()).spawn(serve).map_err(SystemError::Thread).map_err(Failure::failed)?;
 
     let mut bars = Bars::new();
     let mut summary = Summary::default();
@@ -94,12 +95,13 @@ fn command(programs: &Path, member: Member, options: &LoopbackOptions, address: 
     command.arg(format!("--rank={}", member.rank)).arg(format!("--meet={address}"));
     command.arg(format!("--deadline-s={}", options.moving.deadline_s));
     command.args(["--join", "--stop-on-eof", "--json"]);
-    if std::env::var_os("UCX_LOG_LEVEL").is_none() {
-        // A rank that dies would leave UCX's warnings as its last words.
-        command.env("UCX_LOG_LEVEL", "fatal");
-    }
+    // A rank that dies would leave UCX's warnings as its last words.
+    quiet::silence(&mut command);
     if let Some(transport) = &options.moving.transport {
         command.arg(format!("--transport={transport}"));
+    }
+    if let Some(route) = options.moving.route {
+        command.arg(format!("--route={route}"));
     }
     if options.flip_byte && member == Member::HOST {
         command.arg("--flip-byte");

@@ -70,12 +70,22 @@ pub enum MeetingPoint {
     Directory(PathBuf),
 }
 
-/// A text that names no meeting point. Give `HOST:PORT` or a directory.
+/// A text that names no meeting point.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is neither HOST:PORT nor a directory")]
-pub struct MeetingPointError {
-    /// The text.
-    pub text: String,
+#[non_exhaustive]
+pub enum MeetingPointError {
+    /// Give `HOST:PORT` or a directory.
+    #[error("{text:?} is neither HOST:PORT nor a directory")]
+    Syntax {
+        /// The text.
+        text: String,
+    },
+    /// Port 0 is any free one, which nobody else would be told. Choose one.
+    #[error("port 0 of {text:?} is any free one, and nobody else is told which: give the same port to all ranks")]
+    AnyPort {
+        /// The text.
+        text: String,
+    },
 }
 
 /// Why a meeting broke up. Everyone who had come by then is told.
@@ -117,6 +127,21 @@ pub enum Refusal {
         /// Its value at whoever noticed.
         ours: String,
     },
+}
+
+/// What was tried with a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attempt {
+    /// To make the directory.
+    MakeDirectory,
+    /// To make a card.
+    Make,
+    /// To write a card.
+    Write,
+    /// To remove a card's draft.
+    Remove,
+    /// To read a card.
+    Read,
 }
 
 /// Why a meeting failed.
@@ -161,8 +186,10 @@ pub enum MeetError {
         source: MessageError,
     },
     /// A file of the directory cannot be written or read. Check its permissions.
-    #[error("{}", path.display())]
+    #[error("cannot {attempt} {}", path.display())]
     Directory {
+        /// What was tried.
+        attempt: Attempt,
         /// The file or directory.
         path: PathBuf,
         /// Why.
@@ -259,6 +286,18 @@ impl Roll {
     }
 }
 
+impl fmt::Display for Attempt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::MakeDirectory => "make the directory",
+            Self::Make => "make",
+            Self::Write => "write",
+            Self::Remove => "remove",
+            Self::Read => "read",
+        })
+    }
+}
+
 impl fmt::Display for Side {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -279,10 +318,11 @@ impl FromStr for MeetingPoint {
 
     /// A text with a slash, or without a colon, is a directory.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let error = || MeetingPointError { text: text.to_owned() };
+        let error = || MeetingPointError::Syntax { text: text.to_owned() };
         match text.rsplit_once(':') {
             _ if text.is_empty() => Err(error()),
             Some((host, port)) if !text.contains('/') => match port.parse::<u16>() {
+                Ok(0) if !host.is_empty() => Err(MeetingPointError::AnyPort { text: text.to_owned() }),
                 Ok(_) if !host.is_empty() => Ok(Self::Address(text.to_owned())),
                 _ => Err(error()),
             },
@@ -308,8 +348,10 @@ mod tests {
             assert_eq!(matches!(point, MeetingPoint::Address(_)), is_address, "{text}");
         }
         for text in ["", ":5000", "localhost:http", "localhost:70000"] {
-            assert_eq!(text.parse::<MeetingPoint>(), Err(MeetingPointError { text: text.to_owned() }));
+            assert_eq!(text.parse::<MeetingPoint>(), Err(MeetingPointError::Syntax { text: text.to_owned() }));
         }
+        let any_port = Err(MeetingPointError::AnyPort { text: "localhost:00".to_owned() });
+        assert_eq!("localhost:00".parse::<MeetingPoint>(), any_port);
     }
 
     #[test]

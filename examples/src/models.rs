@@ -1,10 +1,11 @@
 //! The models that are compiled in, and any other whose `config.json` is given.
 
-use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::path::PathBuf;
 
 use kvferry_layout::{ConfigError, ModelFacts};
+
+use crate::files::open_regular;
 
 /// Name and facts of each model that is compiled in.
 const BUILT_IN: [(&str, &str); 24] = [
@@ -56,12 +57,10 @@ pub enum ModelError {
         source: io::Error,
     },
     /// The file is no model's config: none is that large.
-    #[error("{} has {bytes} bytes, a config.json has at most {CONFIG_BYTES_MAX}", path.display())]
+    #[error("{} is longer than {CONFIG_BYTES_MAX} bytes, a config.json is not", path.display())]
     TooLong {
         /// The file.
         path: PathBuf,
-        /// Its size.
-        bytes: u64,
     },
     /// The config does not describe a model that can be laid out.
     #[error("model {name}")]
@@ -93,22 +92,23 @@ pub fn load(name: &str) -> Result<ModelFacts, ModelError> {
 
 fn read(name: &str) -> Result<String, ModelError> {
     let path = PathBuf::from(name);
-    let bytes = match fs::metadata(&path) {
-        Ok(metadata) => metadata.len(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Err(ModelError::Unknown { name: name.to_owned() });
-        }
-        Err(source) => return Err(ModelError::Read { path, source }),
-    };
-    if bytes > CONFIG_BYTES_MAX {
-        return Err(ModelError::TooLong { path, bytes });
+    let mut config = Vec::new();
+    // Read up to the bound, whatever size the file system claims: files of /proc claim none.
+    match open_regular(&path).and_then(|file| file.take(CONFIG_BYTES_MAX + 1).read_to_end(&mut config)) {
+        Ok(_) if config.len() as u64 > CONFIG_BYTES_MAX => Err(ModelError::TooLong { path }),
+        Ok(_) => String::from_utf8(config)
+            .map_err(|error| ModelError::Read { path, source: io::Error::new(io::ErrorKind::InvalidData, error) }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(ModelError::Unknown { name: name.to_owned() }),
+        Err(source) => Err(ModelError::Read { path, source }),
     }
-    fs::read_to_string(&path).map_err(|source| ModelError::Read { path, source })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs::{self, File};
+
     use super::*;
+    use crate::failure;
 
     #[test]
     fn all_that_are_compiled_in_load() {
@@ -122,5 +122,28 @@ mod tests {
         let error = load("glm-9").unwrap_err().to_string();
         assert!(error.starts_with("unknown model \"glm-9\": known are glm-5.2, deepseek-v3, "), "{error}");
         assert!(error.ends_with(", qwen3.5-397b-a17b, or give the path of a config.json"), "{error}");
+    }
+
+    /// No size that a file system claims, and no file that never ends, is read without bound.
+    #[test]
+    fn files_that_are_no_config() {
+        let directory = tempfile::tempdir().unwrap();
+        let (long, binary) = (directory.path().join("long"), directory.path().join("binary"));
+        // A hole: the size is real, the disk's blocks are not.
+        File::create(&long).unwrap().set_len(1 << 40).unwrap();
+        fs::write(&binary, [0xff]).unwrap();
+        for (path, expected) in [
+            ("/dev/zero".into(), "cannot read /dev/zero: not a regular file".to_owned()),
+            (
+                long.display().to_string(),
+                format!("{} is longer than 4194304 bytes, a config.json is not", long.display()),
+            ),
+            (
+                binary.display().to_string(),
+                format!("cannot read {}: invalid utf-8 sequence of 1 bytes from index 0", binary.display()),
+            ),
+        ] {
+            assert_eq!(failure::line(&load(&path).unwrap_err()), expected);
+        }
     }
 }

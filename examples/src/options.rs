@@ -7,8 +7,9 @@ use std::time::Duration;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, ValueEnum};
 use kvferry_layout::{Cut, Dtype};
+use kvferry_wire::Route;
 
-use crate::failure::{Failure, one_line};
+use crate::failure::{Failure, SystemError, one_line};
 use crate::meet::MeetingPoint;
 
 /// Element types that a cache can have, of those that the layout knows.
@@ -63,6 +64,10 @@ pub struct MoveOptions {
     /// Example: --transport tcp
     #[arg(long, value_name = "LIST")]
     pub transport: Option<String>,
+    /// The only route that bytes may take: direct, landing, staged or runs; without it the wire chooses.
+    /// Example: --route staged
+    #[arg(long, value_name = "NAME", value_parser = parse_route)]
+    pub route: Option<Route>,
     /// Give up when a rank has not come, or no byte has moved, for this many seconds. Ranks also wait for each other to
     /// fill their pools: a second more for each 256 MiB of them.
     /// Example: --deadline-s 10
@@ -112,7 +117,8 @@ pub struct RankOptions {
     after_help = "Example, with `receiver` started beside it:\n  \
     sender --from pp2 --to tp1 --rank 0 --meet 127.0.0.1:5000 &\n  \
     sender --from pp2 --to tp1 --rank 1 --meet 127.0.0.1:5000\n\n\
-    RUST_LOG=warn and UCX_LOG_LEVEL=warn in the environment show what the library and UCX log."
+    UCX's own messages are off unless UCX_LOG_LEVEL is set: UCX_LOG_LEVEL=warn shows them, RUST_LOG=warn those of this \
+    library."
 )]
 pub struct SenderOptions {
     /// What is moved.
@@ -134,7 +140,8 @@ pub struct SenderOptions {
     version,
     after_help = "Example, with two `sender`s started beside it:\n  \
     receiver --from pp2 --to tp1 --rank 0 --meet 127.0.0.1:5000\n\n\
-    RUST_LOG=warn and UCX_LOG_LEVEL=warn in the environment show what the library and UCX log."
+    UCX's own messages are off unless UCX_LOG_LEVEL is set: UCX_LOG_LEVEL=warn shows them, RUST_LOG=warn those of this \
+    library."
 )]
 pub struct ReceiverOptions {
     /// What is moved.
@@ -159,7 +166,8 @@ pub struct ReceiverOptions {
     after_help = "Examples:\n  \
     loopback\n  \
     loopback --from pp4tp2 --to tp8 --tokens 2048\n  \
-    loopback --model llama-3.1-8b --dtype bf16 --from tp2 --to tp4 --block-tokens-from 16 --transport tcp"
+    loopback --model llama-3.1-8b --dtype bf16 --from tp2 --to tp4 --block-tokens-from 16 --transport tcp\n\n\
+    UCX's own messages are off unless UCX_LOG_LEVEL is set; of those the last line of a rank that dies is shown."
 )]
 pub struct LoopbackOptions {
     /// What is moved.
@@ -332,7 +340,7 @@ pub fn parse<T: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<Opti
         Err(error) => error,
     };
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
-        return error.print().map(|()| None).map_err(Failure::failed);
+        return error.print().map(|()| None).map_err(SystemError::Output).map_err(Failure::failed);
     }
     // Clap's text goes on with usage and hints behind an empty line; names of missing options come on lines before it.
     let text = error.to_string();
@@ -340,6 +348,17 @@ pub fn parse<T: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<Opti
     let text = words.join(" ");
     Err(Failure::Usage(one_line(text.strip_prefix("error: ").unwrap_or(&text))))
 }
+
+/// A route by the name that reports give it.
+fn parse_route(text: &str) -> Result<Route, UnknownRoute> {
+    let routes = [Route::Direct, Route::Landing, Route::Staged, Route::Runs];
+    routes.into_iter().find(|route| route.to_string() == text).ok_or(UnknownRoute)
+}
+
+/// Not the name of a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not one of direct, landing, staged, runs")]
+struct UnknownRoute;
 
 fn parse_dtype(text: &str) -> Result<Dtype, String> {
     let known = DTYPES.map(|dtype| dtype.to_string());

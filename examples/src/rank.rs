@@ -1,5 +1,7 @@
 //! One rank's run, up to the point where the two sides differ: pools, bytes, the meeting, the engine.
 
+use std::cell::OnceCell;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
@@ -9,7 +11,6 @@ use kvferry_layout::{PageTable, PoolId, Slot};
 use kvferry_match::BlockMap;
 use kvferry_wire::{Region, RegionError};
 
-use crate::available;
 use crate::deadline::Deadline;
 use crate::event::Phase;
 use crate::failure::Failure;
@@ -19,7 +20,7 @@ use crate::meet::tcp::{self, Host};
 use crate::meet::{Cards, MeetError, MeetingPoint, Member, Side, directory};
 use crate::options::{JobOptions, MoveOptions, RankOptions};
 use crate::voice::Voice;
-use crate::watch;
+use crate::{available, blame, failure, fit, watch};
 
 /// The only try at the only request.
 const KEY: RequestKey = RequestKey { request: REQUEST, attempt: 0 };
@@ -29,7 +30,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A rank that is connected to its peers, with pools that are filled.
 #[derive(Debug)]
-pub struct Rank {
+pub struct Rank<'a> {
     /// What the run is about.
     pub job: Job,
     /// Which rank this is.
@@ -40,41 +41,55 @@ pub struct Rank {
     pub slots: Vec<Vec<Slot>>,
     /// The memory behind each pool.
     pub regions: Vec<Region>,
-    engine: Engine,
-    link: Link,
+    engine: &'a Engine,
+    /// `None` if the rank has no part in the request.
+    link: Option<Link>,
 }
 
 /// A pool whose memory cannot be reached. A bug: tables and regions come from one place.
 #[derive(Debug, thiserror::Error)]
-#[error("pool {}", pool.0)]
+#[error("cannot reach byte {offset} of pool {}", pool.0)]
 pub struct PoolError {
     /// The pool.
     pub pool: PoolId,
+    /// Offset in it.
+    pub offset: u64,
     /// Why.
     pub source: RegionError,
 }
 
-/// Runs one rank's program, whatever its side: `work` is given what says how it goes.
+/// Runs one rank's program, whatever its side: `work` is given what says how it goes, and the place for its engine.
 ///
-/// # Errors
-///
-/// The [`Failure`] of `work`.
+/// How it went is said before the engine goes, which takes as long as a peer that is gone lets it.
 pub fn tell(
     member: Member,
     moving: &MoveOptions,
-    work: impl FnOnce(&mut Voice) -> Result<(), Failure>,
-) -> Result<(), Failure> {
+    work: impl FnOnce(&mut Voice, &OnceCell<Engine>) -> Result<(), Failure>,
+) -> ExitCode {
     if std::env::var_os("RUST_LOG").is_some() {
         let logs = tracing_subscriber::fmt().with_env_filter(tracing_subscriber::EnvFilter::from_default_env());
         logs.with_writer(std::io::stderr).init();
     }
     let mut voice = Voice::new(member, moving.json);
-    let outcome = work(&mut voice);
-    voice.end(&outcome);
-    outcome
+    told_before_drop(
+        |engine| {
+            let outcome = work(&mut voice, engine);
+            (outcome, voice)
+        },
+        |(outcome, voice)| {
+            voice.end(&outcome);
+            failure::exit(&member.side.to_string(), &outcome)
+        },
+    )
 }
 
-impl Rank {
+/// Does `work`, lets `tell` have what came of it, and only then drops what `work` has put aside.
+fn told_before_drop<K, T, E>(work: impl FnOnce(&OnceCell<K>) -> T, tell: impl FnOnce(T) -> E) -> E {
+    let kept = OnceCell::new();
+    tell(work(&kept))
+}
+
+impl<'a> Rank<'a> {
     /// Checks the options, makes and fills the pools, meets all ranks, and connects to those that this one needs.
     ///
     /// A sender's pools hold the request; a receiver's nothing but canary.
@@ -88,23 +103,27 @@ impl Rank {
         rank: &RankOptions,
         moving: &MoveOptions,
         voice: &mut Voice,
+        engine: &'a OnceCell<Engine>,
     ) -> Result<Self, Failure> {
         if rank.stop_on_eof {
             watch::end_with_standard_input().map_err(Failure::failed)?;
         }
         let job = Job::new(options).map_err(Failure::usage)?;
         let mut table = job.table(member).map_err(Failure::usage)?;
-        let meeting = job.meeting_deadline(moving.deadline()).map_err(Failure::usage)?;
+        let tables = job.tables().map_err(Failure::usage)?;
+        fit::check(&job, &tables, Some(member)).map_err(Failure::usage)?;
+        let meeting = tables.meeting_deadline(moving.deadline());
         available::check(table_bytes(&table)).map_err(Failure::failed)?;
         let host = host(member, rank).map_err(Failure::failed)?;
 
-        let engine = EngineOptions {
+        let options = EngineOptions {
             rank: member.rank,
             transports: moving.transport.clone(),
-            route: None,
+            route: moving.route,
             patience: moving.deadline(),
         };
-        let engine = Engine::start(engine).map_err(Failure::failed)?;
+        let started = Engine::start(options).map_err(Failure::failed)?;
+        let engine = engine.get_or_init(|| started);
         let regions = engine.allocate(&mut table).map_err(Failure::failed)?;
         let slots = job.slots(member, &table);
         let held = if member.side == Side::Sender { slots.as_slice() } else { &[] };
@@ -112,15 +131,27 @@ impl Rank {
         let pool_bytes = pool_bytes(&regions);
         let total = Some(pool_bytes.iter().sum());
         let write = |pool: PoolId, offset: u64, bytes: &[u8]| {
-            regions[usize::from(pool.0)].write(offset, bytes).map_err(|source| PoolError { pool, source })
+            regions[usize::from(pool.0)].write(offset, bytes).map_err(|source| PoolError { pool, offset, source })
         };
         fill(&image, &pool_bytes, write, |done| voice.progress(Phase::Fill, done, total)).map_err(Failure::failed)?;
 
         engine.publish(table.clone(), regions.clone()).map_err(Failure::failed)?;
         let card = engine.card().unwrap_or_default();
         let deadline = Deadline::after(meeting);
-        let cards = meet(&job, member, rank, host, card, deadline).map_err(Failure::failed)?;
-        let link = engine.connect(&cards.senders, &cards.receivers).map_err(Failure::failed)?;
+        let cards = meet(&job, member, rank, host, card, deadline);
+        let cards = cards.map_err(|error| Failure::caused_by(blame::of_meeting(&error), error))?;
+        let of_part = |side: Side, cards: Vec<Vec<u8>>| -> Vec<Vec<u8>> {
+            let part = job.part(side);
+            let all = (0..).zip(cards);
+            all.filter(|(rank, _)| part.contains(rank)).map(|(_, card)| card).collect()
+        };
+        let link = if job.part(member.side).contains(&member.rank) {
+            let (senders, receivers) = (of_part(Side::Sender, cards.senders), of_part(Side::Receiver, cards.receivers));
+            let link = engine.connect(&senders, &receivers);
+            Some(link.map_err(|error| Failure::caused_by(blame::of_connect(&error), error))?)
+        } else {
+            None
+        };
         Ok(Self { job, member, table, slots, regions, engine, link })
     }
 
@@ -129,24 +160,24 @@ impl Rank {
         pool_bytes(&self.regions)
     }
 
-    /// Posts the send of the whole request.
+    /// Posts the send of the whole request. `None` if this rank has no part in it.
     ///
     /// # Errors
     ///
     /// [`Failure`] with the line and exit code to end with.
-    pub fn send(&self) -> Result<kvferry::Send, Failure> {
-        let sent = self.engine.send(self.link, KEY, self.block_maps(), 0..self.job.tokens());
-        sent.map_err(Failure::failed)
+    pub fn send(&self) -> Result<Option<kvferry::Send>, Failure> {
+        let post = |link| self.engine.send(link, KEY, self.block_maps(), 0..self.job.tokens());
+        self.link.map(post).transpose().map_err(Failure::failed)
     }
 
-    /// Posts the receive of the whole request.
+    /// Posts the receive of the whole request. `None` if this rank has no part in it.
     ///
     /// # Errors
     ///
     /// [`Failure`] with the line and exit code to end with.
-    pub fn receive(&self) -> Result<kvferry::Receive, Failure> {
-        let received = self.engine.receive(self.link, KEY, &self.block_maps(), 0..self.job.tokens());
-        received.map_err(Failure::failed)
+    pub fn receive(&self) -> Result<Option<kvferry::Receive>, Failure> {
+        let post = |link| self.engine.receive(link, KEY, &self.block_maps(), 0..self.job.tokens());
+        self.link.map(post).transpose().map_err(Failure::failed)
     }
 
     fn block_maps(&self) -> Vec<BlockMap> {
@@ -163,7 +194,7 @@ pub fn wait<R>(transfer: &Transfer<R>, total_bytes: Option<u64>, voice: &mut Voi
     let mut moved_bytes = 0;
     loop {
         if let Some(outcome) = transfer.wait(LOOK_INTERVAL) {
-            return outcome.map_err(Failure::failed);
+            return outcome.map_err(|error| Failure::caused_by(blame::of_transfer(&error), error));
         }
         let now = transfer.moved_bytes();
         if now > moved_bytes {
@@ -209,5 +240,34 @@ fn meet(
                 _ => cards,
             }
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    use super::*;
+
+    /// Says when it goes.
+    struct Kept(Rc<RefCell<Vec<&'static str>>>);
+
+    impl Drop for Kept {
+        fn drop(&mut self) {
+            self.0.borrow_mut().push("dropped");
+        }
+    }
+
+    /// An engine whose peer is gone may take its time to go. What happened is known before.
+    #[test]
+    fn outcomes_are_told_before_anything_goes() {
+        let log = Rc::new(RefCell::new(Vec::new()));
+        let work = |kept: &OnceCell<Kept>| {
+            kept.get_or_init(|| Kept(log.clone()));
+            log.borrow_mut().push("failed");
+        };
+        told_before_drop(work, |()| log.borrow_mut().push("told"));
+        assert_eq!(*log.borrow(), ["failed", "told", "dropped"]);
     }
 }

@@ -1,12 +1,15 @@
 //! One rank of the receiving instance.
 
+use std::cell::OnceCell;
 use std::ffi::OsString;
+use std::process::ExitCode;
 
+use kvferry::Engine;
 use kvferry_layout::PoolId;
 
 use crate::check::check;
 use crate::event::{Event, Pair, Phase};
-use crate::failure::Failure;
+use crate::failure::{self, Failure};
 use crate::meet::{Member, Side};
 use crate::options::{ReceiverOptions, parse};
 use crate::rank::{PoolError, Rank, tell, wait};
@@ -22,23 +25,24 @@ pub struct CountError {
     pub found_bytes: u64,
 }
 
-/// Runs the program.
-///
-/// # Errors
-///
-/// [`Failure`] with the line and exit code to end with.
-pub fn main(args: impl IntoIterator<Item = OsString>) -> Result<(), Failure> {
-    let Some(options) = parse::<ReceiverOptions>(args)? else { return Ok(()) };
+/// Runs the program. Whatever it has to say is said before it cleans up.
+pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let options = match parse::<ReceiverOptions>(args) {
+        Ok(Some(options)) => options,
+        Ok(None) => return ExitCode::SUCCESS,
+        Err(failure) => return failure::exit("receiver", &Err(failure)),
+    };
     let member = Member { side: Side::Receiver, rank: options.rank.rank };
-    tell(member, &options.moving, |voice| run(member, &options, voice))
+    tell(member, &options.moving, |voice, engine| run(member, &options, voice, engine))
 }
 
-fn run(member: Member, options: &ReceiverOptions, voice: &mut Voice) -> Result<(), Failure> {
-    let rank = Rank::start(member, &options.job, &options.rank, &options.moving, voice)?;
+fn run(member: Member, options: &ReceiverOptions, voice: &mut Voice, engine: &OnceCell<Engine>) -> Result<(), Failure> {
+    let rank = Rank::start(member, &options.job, &options.rank, &options.moving, voice, engine)?;
     let image = rank.job.image(member, &rank.table, &rank.slots).map_err(Failure::failed)?;
     let receive = rank.receive()?;
     let mut counted_bytes = 0;
-    for received in wait(&receive, Some(image.moved_bytes_max()), voice)?.iter() {
+    let received = receive.map(|receive| wait(&receive, Some(image.moved_bytes_max()), voice)).transpose()?;
+    for received in received.iter().flat_map(|received| received.iter()) {
         counted_bytes += received.bytes;
         voice.say(Event::Pair(Pair {
             source_rank: received.rank,
@@ -57,12 +61,10 @@ fn run(member: Member, options: &ReceiverOptions, voice: &mut Voice) -> Result<(
     }
     let pool_bytes = rank.pool_bytes();
     let total = Some(pool_bytes.iter().sum());
-    let read = |pool: PoolId, offset: u64, out: &mut [u8]| {
-        rank.regions[usize::from(pool.0)].read(offset, out).map_err(|source| PoolError { pool, source })
-    };
+    let read = |pool: PoolId, offset: u64, out: &mut [u8]| rank.regions[usize::from(pool.0)].read(offset, out);
     let verified =
         check(&image, &pool_bytes, read, |done| voice.progress(Phase::Check, done, total)).map_err(Failure::failed)?;
-    let found_bytes = verified.request_bytes + verified.tail_bytes;
+    let found_bytes = verified.request_bytes + verified.spare_bytes;
     if found_bytes != counted_bytes {
         return Err(Failure::failed(CountError { counted_bytes, found_bytes }));
     }
@@ -80,5 +82,5 @@ fn flip_byte(rank: &Rank) -> Result<(), PoolError> {
     let offset = slot * pool.slot_stride + row.offset;
     let mut byte = [0];
     let flip = region.read(offset, &mut byte).and_then(|()| region.write(offset, &[byte[0] ^ 1]));
-    flip.map_err(|source| PoolError { pool: row.pool, source })
+    flip.map_err(|source| PoolError { pool: row.pool, offset, source })
 }

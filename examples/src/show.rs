@@ -59,11 +59,11 @@ impl Summary {
             }
         }
         let mut text = table.to_string();
-        for (rank, Verified { request_bytes, tail_bytes, canary_bytes }) in &self.receivers {
+        for (rank, Verified { request_bytes, spare_bytes, canary_bytes }) in &self.receivers {
             text +=
                 &format!("\nreceiver rank {rank}: verified {request_bytes} bytes, canary {canary_bytes} bytes intact");
-            if *tail_bytes > 0 {
-                text += &format!(", {tail_bytes} bytes of the last block past the request's end came along");
+            if *spare_bytes > 0 {
+                text += &format!(", {spare_bytes} bytes that the request can do without came along");
             }
         }
         text

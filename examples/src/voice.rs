@@ -59,7 +59,8 @@ impl Voice {
     pub fn end(mut self, outcome: &Result<(), Failure>) {
         match (&mut self.form, outcome) {
             (Form::Lines(_), Err(failure)) => {
-                print_line(&Event::Error { message: failure.line().to_owned(), exit_code: failure.exit_code() });
+                let (message, exit_code) = (failure.line().to_owned(), failure.exit_code());
+                print_line(&Event::Error { message, exit_code, culprit: failure.culprit() });
             }
             (Form::Text(bars), Ok(())) => {
                 bars.clear();

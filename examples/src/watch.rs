@@ -5,14 +5,16 @@ use std::thread;
 
 use rustix::process::{Signal, getpid, kill_process};
 
+use crate::failure::SystemError;
+
 /// Ends this process at once when its standard input ends.
 ///
 /// A parent that holds the other end of a pipe needs to do nothing for it, not even live.
 ///
 /// # Errors
 ///
-/// The operating system refused a thread.
-pub fn end_with_standard_input() -> io::Result<()> {
+/// [`SystemError::Thread`].
+pub fn end_with_standard_input() -> Result<(), SystemError> {
     let wait = || {
         let mut input = io::stdin().lock();
         while let Ok(1..) = input.read(&mut [0; 64]) {}
@@ -21,5 +23,5 @@ pub fn end_with_standard_input() -> io::Result<()> {
             std::process::abort();
         }
     };
-    thread::Builder::new().name("watch".into()).spawn(wait).map(|_| ())
+    thread::Builder::new().name("watch".into()).spawn(wait).map(|_| ()).map_err(SystemError::Thread)
 }

@@ -101,9 +101,9 @@ fn what_was_filled_is_verified() {
     let per_token = 3 * 2 * 2 * 6 + 2 * 12;
     let tail_tokens = 3;
     let verified = checked(&image, &filled(&image)).unwrap();
-    assert_eq!((verified.request_bytes, verified.tail_bytes), (per_token * TOKENS, per_token * tail_tokens));
+    assert_eq!((verified.request_bytes, verified.spare_bytes), (per_token * TOKENS, per_token * tail_tokens));
     let all = pool_bytes(&table).iter().sum::<u64>();
-    assert_eq!(verified.request_bytes + verified.tail_bytes + verified.canary_bytes, all);
+    assert_eq!(verified.request_bytes + verified.spare_bytes + verified.canary_bytes, all);
 }
 
 /// The pattern is no accident of the seed: another seed, request or rank shares no cell with it.
@@ -191,7 +191,7 @@ fn tail_cells_may_be_untouched_but_not_half() {
     let (pool, start, bytes) = cell(&table, 1, &Role::Key, 0, 0, TOKENS);
     pools[pool][start..start + bytes].copy_from_slice(&canary[pool][start..start + bytes]);
     let verified = checked(&image, &pools).unwrap();
-    assert_eq!(verified.tail_bytes, checked(&image, &filled(&image)).unwrap().tail_bytes - bytes as u64);
+    assert_eq!(verified.spare_bytes, checked(&image, &filled(&image)).unwrap().spare_bytes - bytes as u64);
     pools[pool][start] ^= 1;
     let difference = checked(&image, &pools).unwrap_err();
     assert!(matches!(difference.place, Place::Cell { kind: CellKind::Tail, .. }), "{difference}");

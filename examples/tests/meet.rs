@@ -42,8 +42,12 @@ fn host(limit: Duration) -> (String, JoinHandle<Result<(), Refusal>>) {
 }
 
 fn guest(address: &str, member: Member, tokens: &str) -> JoinHandle<Result<Cards, MeetError>> {
+    guest_for(PLENTY, address, member, tokens)
+}
+
+fn guest_for(limit: Duration, address: &str, member: Member, tokens: &str) -> JoinHandle<Result<Cards, MeetError>> {
     let (address, terms) = (address.to_owned(), terms(tokens));
-    thread::spawn(move || tcp::meet(&address, member, &terms, card(member), ATTENDANCE, Deadline::after(PLENTY)))
+    thread::spawn(move || tcp::meet(&address, member, &terms, card(member), ATTENDANCE, Deadline::after(limit)))
 }
 
 fn in_directory(path: &Path, member: Member, limit: Duration) -> JoinHandle<Result<Cards, MeetError>> {
@@ -77,21 +81,83 @@ fn all_get_all_cards_in_a_directory() {
     }
 }
 
-/// Strangers that send rubbish, or nothing, keep nobody waiting.
+/// Strangers that send rubbish, or nothing, keep nobody waiting, however many they are and whenever they come.
 #[test]
 fn strangers_do_not_count() {
     let (address, host) = host(PLENTY);
-    let _silent = TcpStream::connect(&address).unwrap();
-    let mut loud = TcpStream::connect(&address).unwrap();
+    let knock = |_| TcpStream::connect(&address).unwrap();
+    let _silent: Vec<_> = (0..100).map(knock).collect();
+    let mut loud = knock(0);
     loud.write_all(b"GET / HTTP/1.1\r\nHost: nobody\r\n\r\n").unwrap();
     let started = Instant::now();
-    let guests: Vec<_> = [SENDER_0, SENDER_1, RECEIVER_0].map(|member| guest(&address, member, "512")).into();
-    for guest in guests {
+    let early = [SENDER_0, SENDER_1].map(|member| guest(&address, member, "512"));
+    let _more: Vec<_> = (0..100).map(knock).collect();
+    let late = [guest(&address, RECEIVER_0, "512")];
+    for guest in early.into_iter().chain(late) {
         assert_eq!(guest.join().unwrap().unwrap(), all_cards());
     }
     assert_eq!(host.join().unwrap(), Ok(()));
-    // A silent guest is given up after ten seconds; nobody waited for that.
-    assert!(started.elapsed() < Duration::from_secs(5));
+    // A silent one is turned away after two seconds; nobody waited for that.
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+}
+
+/// There is room for so many strangers, and then the one that has been silent for longest goes.
+#[test]
+fn the_longest_silent_goes_first() {
+    let (address, _host) = host(PLENTY);
+    let started = Instant::now();
+    let mut silent: Vec<_> = (0..100).map(|_| TcpStream::connect(&address).unwrap()).collect();
+    silent[0].set_read_timeout(Some(PLENTY)).unwrap();
+    assert!(matches!(silent[0].read(&mut [0]), Ok(0) | Err(_)));
+    // Else it went because it took too long.
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    silent[99].set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    let error = silent[99].read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+}
+
+/// Who is turned away comes again.
+#[test]
+fn a_guest_comes_again() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let guest = guest(&listener.local_addr().unwrap().to_string(), SENDER_0, "512");
+    for _ in 0..3 {
+        drop(listener.accept().unwrap());
+    }
+    let (mut stream, _) = listener.accept().unwrap();
+    assert!(matches!(Message::read(&mut stream, ATTENDANCE), Ok(Message::Hello { member: SENDER_0, .. })));
+    Message::Cards(all_cards()).write(&mut stream).unwrap();
+    assert_eq!(guest.join().unwrap().unwrap(), all_cards());
+}
+
+/// A guest that takes nothing away keeps no other from doing so.
+#[test]
+fn a_guest_that_does_not_listen() {
+    let (address, host) = host(PLENTY);
+    // More than any socket holds, so that the answer to the silent guest cannot be written.
+    let large = Message::Hello { member: SENDER_0, terms: terms("512"), card: vec![1; 4 << 20] };
+    let mut silent = TcpStream::connect(&address).unwrap();
+    large.write(&mut silent).unwrap();
+    let mut heavy = TcpStream::connect(&address).unwrap();
+    Message::Hello { member: SENDER_1, terms: terms("512"), card: vec![1; 4 << 20] }.write(&mut heavy).unwrap();
+    let started = Instant::now();
+    assert_eq!(guest(&address, RECEIVER_0, "512").join().unwrap().unwrap().receivers, [card(RECEIVER_0)]);
+    // The host gives the others up after ten seconds.
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    drop((silent, heavy));
+    assert_eq!(host.join().unwrap(), Ok(()));
+}
+
+/// Who runs out of time before the host does can still say who is missing, and is not late.
+#[test]
+fn a_guest_with_less_time_than_its_host() {
+    let (address, _) = host(Duration::from_secs(5));
+    let started = Instant::now();
+    let long = guest_for(SHORT * 3, &address, SENDER_0, "512");
+    let short = guest_for(SHORT * 2, &address, RECEIVER_0, "512");
+    assert_eq!(line(short.join().unwrap()), "sender rank 1 did not come within 0.6 s");
+    assert_eq!(line(long.join().unwrap()), "sender rank 1 did not come within 0.9 s");
+    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
 }
 
 #[test]
@@ -113,9 +179,10 @@ fn who_does_not_belong_breaks_it_up() {
         (stranger, "512", "sender rank 2 came, but that instance has 2 ranks here"),
     ] {
         let (address, host) = host(PLENTY);
-        let guests = [guest(&address, SENDER_0, "512"), guest(&address, member, tokens)];
+        let limit = Duration::from_secs(5);
+        let guests = [guest_for(limit, &address, SENDER_0, "512"), guest_for(limit, &address, member, tokens)];
         assert_eq!(failure::line(&host.join().unwrap().unwrap_err()), expected);
-        // The other may have been at the door when the meeting broke up.
+        // The other may have come when the meeting had broken up.
         let lines = guests.map(|guest| line(guest.join().unwrap()));
         assert!(lines.contains(&expected.to_owned()), "{lines:?}");
     }
@@ -128,13 +195,14 @@ fn nobody_at_the_address() {
     assert_eq!(line(outcome), format!("nobody answers at {address} within 0.3 s: Connection refused (os error 111)"));
 }
 
-/// A host that goes away, keeps silent, or is something else.
+/// A host that is something else, or goes away once it has answered, has spoiled the meeting for good.
 #[test]
 fn hosts_that_are_none() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
+    let waiting = Message::Waiting { missing: SENDER_1 }.to_bytes().unwrap();
     let answers: [&[u8]; 3] =
-        [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"KVFMEET1\xff\xff\xff\xff\0\0\0\0\0\0\0\0\0\0\0\0"];
+        [&waiting, b"HTTP/1.1 400 Bad Request\r\n\r\n", b"KVFMEET1\xff\xff\xff\xff\0\0\0\0\0\0\0\0\0\0\0\0"];
     let expected = [
         "it ended too early: failed to fill whole buffer",
         "it starts with [48, 54, 54, 50, 2f, 31, 2e, 31]",
@@ -150,7 +218,19 @@ fn hosts_that_are_none() {
     }
 }
 
-/// A silent host is left a little after the deadline, however slowly it drips.
+/// A host that lets nobody in is tried until the deadline.
+#[test]
+fn a_host_that_lets_nobody_in() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let guest = guest_for(SHORT, &address, SENDER_0, "512");
+    let turned_away = thread::spawn(move || (0..3).for_each(|_| drop(listener.accept().unwrap())));
+    let line = line(guest.join().unwrap());
+    assert!(line.starts_with(&format!("the meeting at {address} broke off: it ended too early: ")), "{line}");
+    turned_away.join().unwrap();
+}
+
+/// A silent host is left at the deadline, however slowly it drips.
 #[test]
 fn a_silent_host_is_left() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -165,7 +245,9 @@ fn a_silent_host_is_left() {
         }
         let _ = stream.read_to_end(&mut Vec::new());
     });
+    let started = Instant::now();
     let outcome = tcp::meet(&address, SENDER_0, &terms("512"), vec![], ATTENDANCE, Deadline::after(SHORT));
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
     assert_eq!(line(outcome), format!("the meeting at {address} was not complete within 0.3 s"));
     drip.join().unwrap();
 }
@@ -215,4 +297,20 @@ fn files_that_are_no_cards() {
         let line = line(in_directory(directory.path(), SENDER_0, PLENTY).join().unwrap());
         assert_eq!(line, format!("{} is not a card: {expected}", path.display()));
     }
+}
+
+/// Files and directories that cannot be what they must be: the line says what was tried.
+#[test]
+fn files_in_the_way() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("file");
+    fs::write(&file, "").unwrap();
+    let expected = format!("cannot make the directory {}: File exists (os error 17)", file.display());
+    assert_eq!(line(in_directory(&file, SENDER_0, PLENTY).join().unwrap()), expected);
+
+    // A pipe that nobody writes to, in the place of a card.
+    let path = directory::card_path(directory.path(), SENDER_1);
+    rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
+    let expected = format!("cannot read {}: not a regular file", path.display());
+    assert_eq!(line(in_directory(directory.path(), SENDER_0, PLENTY).join().unwrap()), expected);
 }

@@ -198,7 +198,9 @@ impl Engine {
     }
 
     /// Connects two instances: `sources` and `destinations` are the cards of all their ranks, in the order of ranks, this
-    /// engine's own among them. Every rank of both makes this call with the same cards.
+    /// engine's own among them. Every rank of both makes this call with the same cards. Of an instance with attention data
+    /// parallelism they are the cards of one part, whose ranks hold the same requests between them; other parts have links of
+    /// their own.
     ///
     /// Parses and checks the cards, matches the tables, proves that every byte this rank is concerned with has one source,
     /// and exchanges greetings, with the digest of what was matched, with each peer. Waits for those up to the engine's

@@ -130,10 +130,10 @@ pub enum ConnectError {
         /// Why.
         source: CardError,
     },
-    /// Cards must stand in the order of ranks.
-    #[error("{peer}: the card in its place is of rank {found}")]
+    /// Cards must stand in the order of ranks, each once.
+    #[error("{peer}, or a later one: the card in its place is of rank {found}")]
     Order {
-        /// Whose card belongs there.
+        /// The first whose card may stand there.
         peer: PeerName,
         /// Whose card is there.
         found: u32,

@@ -19,14 +19,20 @@ pub(crate) struct Survey {
     pub(crate) peers: BTreeMap<u64, (Card, Peer)>,
 }
 
-/// Parses the cards of one instance, in the order of its ranks.
+/// Parses the cards of one instance, or of one data-parallel part of it, in the order of ranks.
 fn parse(side: Side, cards: &[Vec<u8>]) -> Result<Vec<Card>, ConnectError> {
-    let parse = |(rank, card): (u32, &Vec<u8>)| {
-        let peer = PeerName { side, rank };
+    let mut parsed: Vec<Card> = Vec::with_capacity(cards.len());
+    for card in cards {
+        // Whose a card is it says itself; one that cannot be read is named by its place behind those that could.
+        let rank_min = parsed.last().map_or(0, |last| last.rank.saturating_add(1));
+        let peer = PeerName { side, rank: rank_min };
         let card = Card::parse(card).map_err(|source| ConnectError::Card { peer, source })?;
-        if card.rank == rank { Ok(card) } else { Err(ConnectError::Order { peer, found: card.rank }) }
-    };
-    (0..).zip(cards).map(parse).collect()
+        if card.rank < rank_min {
+            return Err(ConnectError::Order { peer, found: card.rank });
+        }
+        parsed.push(card);
+    }
+    Ok(parsed)
 }
 
 /// Finds the rank of `epoch` among the cards, matches the two instances as far as it is concerned, and proves that every
@@ -55,7 +61,7 @@ pub(crate) fn survey(
         Side::Destination => {
             let assignment = &assignments[own];
             for rank in assignment.sources() {
-                let Some(card) = sources.get(rank as usize) else { continue };
+                let Some(card) = sources.iter().find(|card| card.rank == rank) else { continue };
                 let name = PeerName { side: Side::Source, rank };
                 let peer = peer(&mut templates, assignment, rank, name)?;
                 add(&mut peers, card, peer, name, ucx)?;

@@ -11,7 +11,8 @@ use kvferry::{
     RequestError, RequestKey, Send, StartError, TransferError,
 };
 use kvferry_layout::{
-    Dtype, GroupKind, GroupSpec, Layer, LayerMask, LayoutError, PageTable, RankSpec, Role, RowSpec, Slot, block_major,
+    Cut, Dtype, GroupKind, GroupSpec, Layer, LayerMask, LayoutError, ModelFacts, PageTable, RankSpec, Role, RowSpec,
+    Slot, TableOptions, block_major, build,
 };
 use kvferry_match::{BindError, BlockMap, Side};
 use kvferry_wire::Region;
@@ -310,8 +311,11 @@ fn cards_that_cannot_be_used_are_refused_by_name() {
         assert!(matches!(refused(altered(byte)), CardError::Damaged), "byte {byte}");
     }
     let second = rank(1, table("TFTF", 0..4), PATIENCE).engine.card().unwrap();
-    let order = destination.engine.connect(std::slice::from_ref(&second), std::slice::from_ref(&to));
-    assert!(matches!(order, Err(ConnectError::Order { found: 1, .. })));
+    let first = from.clone();
+    for (cards, wrong) in [([second.clone(), first], 0), ([second.clone(), second], 1)] {
+        let order = destination.engine.connect(&cards, std::slice::from_ref(&to));
+        assert!(matches!(order, Err(ConnectError::Order { found, .. }) if found == wrong), "{order:?}");
+    }
     let neither = destination.engine.connect(std::slice::from_ref(&from), std::slice::from_ref(&from));
     assert!(matches!(neither, Err(ConnectError::NotAmong)), "{neither:?}");
     let both = destination.engine.connect(std::slice::from_ref(&to), std::slice::from_ref(&to));
@@ -458,4 +462,28 @@ fn memory_of_another_engine_is_not_published() {
     let mut table = table("TFTF", 0..4);
     let regions = other.allocate(&mut table).unwrap();
     assert!(matches!(engine.publish(table, regions), Err(PublishError::OtherContext { pool: 0 })));
+}
+
+#[test]
+fn each_data_parallel_part_has_a_link_of_its_own() {
+    let facts = r#"{"model_type": "llama", "num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 64}"#;
+    let facts = ModelFacts::from_config(facts).unwrap();
+    let options = TableOptions::new(TOKENS, Dtype::F16, SLOTS);
+    let cut: Cut = "dp2".parse().unwrap();
+    let part = |part| [rank(part, build(&facts, &cut, part, &options).unwrap(), PATIENCE)];
+    let parts = [part(0), part(1)];
+    let destinations = [rank(0, build(&facts, &"tp1".parse().unwrap(), 0, &options).unwrap(), PATIENCE)];
+    let links = [connect(&parts[0], &destinations), connect(&parts[1], &destinations)];
+    for (number, (sources, links)) in (0..).zip(parts.iter().zip(&links)) {
+        fill(&sources[0], 40 + number);
+        let key = RequestKey { request: number, attempt: 0 };
+        let receive = destinations[0].engine.receive(links[1], key, &map(&[2]), 0..u64::from(TOKENS)).unwrap();
+        let send = sources[0].engine.send(links[0], key, map(&[5]), 0..u64::from(TOKENS)).unwrap();
+        assert!(received(&receive).unwrap() > 0 && sent(&send).unwrap() > 0);
+        assert!(row(&destinations[0], 1, &Role::Value, 2) == row(&sources[0], 1, &Role::Value, 5));
+    }
+    // Together they are no instance that holds one request.
+    let both: Vec<_> = parts.iter().flat_map(|part| cards(part)).collect();
+    let mixed = destinations[0].engine.connect(&both, &cards(&destinations));
+    assert!(matches!(mixed, Err(ConnectError::Match(_))), "{mixed:?}");
 }

@@ -5,5 +5,5 @@ use std::process::ExitCode;
 use kvferry_examples::{failure, loopback};
 
 fn main() -> ExitCode {
-    failure::exit("loopback", loopback::main(std::env::args_os()))
+    failure::exit("loopback", &loopback::main(std::env::args_os()))
 }

@@ -5,5 +5,5 @@ use std::process::ExitCode;
 use kvferry_examples::{failure, plan};
 
 fn main() -> ExitCode {
-    failure::exit("plan", plan::main(std::env::args_os()))
+    failure::exit("plan", &plan::main(std::env::args_os()))
 }

@@ -2,8 +2,9 @@
 
 use std::process::ExitCode;
 
-use kvferry_examples::{failure, receiver};
+use kvferry_examples::{quiet, receiver};
 
 fn main() -> ExitCode {
-    failure::exit("receiver", receiver::main(std::env::args_os()))
+    quiet::without_ucx_messages();
+    receiver::main(std::env::args_os())
 }

@@ -2,8 +2,9 @@
 
 use std::process::ExitCode;
 
-use kvferry_examples::{failure, sender};
+use kvferry_examples::{quiet, sender};
 
 fn main() -> ExitCode {
-    failure::exit("sender", sender::main(std::env::args_os()))
+    quiet::without_ucx_messages();
+    sender::main(std::env::args_os())
 }

@@ -7,8 +7,9 @@ use std::thread;
 use std::time::Duration;
 
 use super::message::{Message, MessageError};
-use super::{Attendance, Cards, MeetError, Member, Refusal, Roll, Terms};
+use super::{Attempt, Attendance, Cards, MeetError, Member, Refusal, Roll, Terms};
 use crate::deadline::Deadline;
+use crate::files::open_regular;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -25,7 +26,11 @@ pub fn meet(
     attendance: Attendance,
     deadline: Deadline,
 ) -> Result<Cards, MeetError> {
-    fs::create_dir_all(directory).map_err(|source| MeetError::Directory { path: directory.to_owned(), source })?;
+    fs::create_dir_all(directory).map_err(|source| MeetError::Directory {
+        attempt: Attempt::MakeDirectory,
+        path: directory.to_owned(),
+        source,
+    })?;
     let mut roll = Roll::new(attendance, terms.clone());
     roll.admit(member, terms, card.clone())?;
     put(directory, &Message::Hello { member, terms: terms.clone(), card }, member)?;
@@ -55,27 +60,33 @@ pub fn card_path(directory: &Path, member: Member) -> PathBuf {
 fn put(directory: &Path, hello: &Message, member: Member) -> Result<(), MeetError> {
     let path = card_path(directory, member);
     let draft = path.with_extension(format!("card.{}", std::process::id()));
-    let failed = |path: &Path| {
-        let path = path.to_owned();
-        |source| MeetError::Directory { path, source }
-    };
-    let mut file = File::create(&draft).map_err(failed(&draft))?;
-    hello.write(&mut file).map_err(|source| MeetError::NotACard { path: draft.clone(), source })?;
-    let linked = fs::hard_link(&draft, &path);
-    fs::remove_file(&draft).map_err(failed(&draft))?;
-    linked.map_err(|error| match error.kind() {
+    let mut file = File::create_new(&draft).map_err(|error| in_the_way(&draft, Attempt::Make, error))?;
+    let written = hello.write(&mut file).map_err(|error| match error {
+        MessageError::Io(error) => in_the_way(&draft, Attempt::Write, error),
+        source => MeetError::NotACard { path: draft.clone(), source },
+    });
+    let linked =
+        written.and_then(|()| fs::hard_link(&draft, &path).map_err(|error| in_the_way(&path, Attempt::Make, error)));
+    let removed = fs::remove_file(&draft).map_err(|error| in_the_way(&draft, Attempt::Remove, error));
+    linked.and(removed)
+}
+
+/// A file is made only where none is: what is there belongs to somebody else.
+fn in_the_way(path: &Path, attempt: Attempt, source: io::Error) -> MeetError {
+    let path = path.to_owned();
+    match source.kind() {
         io::ErrorKind::AlreadyExists => MeetError::Occupied { path },
-        _ => MeetError::Directory { path, source: error },
-    })
+        _ => MeetError::Directory { attempt, path, source },
+    }
 }
 
 /// The card of `member`, once its file is there.
 fn read(directory: &Path, member: Member, attendance: Attendance) -> Result<Option<(Terms, Vec<u8>)>, MeetError> {
     let path = card_path(directory, member);
-    let mut file = match File::open(&path) {
+    let mut file = match open_regular(&path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(MeetError::Directory { path, source }),
+        Err(source) => return Err(MeetError::Directory { attempt: Attempt::Read, path, source }),
     };
     match Message::read(&mut file, attendance) {
         Ok(Message::Hello { member: found, terms, card }) if found == member => Ok(Some((terms, card))),

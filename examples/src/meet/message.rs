@@ -12,6 +12,9 @@ use super::{Attendance, CARD_BYTES_MAX, Cards, Member, Refusal, Terms};
 /// First bytes of a message; the digit is the version.
 const MAGIC: [u8; 8] = *b"KVFMEET1";
 
+/// Bytes of the head: magic and two lengths.
+const HEAD_BYTES: u64 = 24;
+
 /// Bytes of a JSON header at most: the lengths of the cards of thousands of ranks.
 const HEADER_BYTES_MAX: u64 = 1 << 18;
 
@@ -26,6 +29,11 @@ pub enum Message {
         terms: Terms,
         /// Its card.
         card: Vec<u8>,
+    },
+    /// The host has this rank's hello, and waits for others.
+    Waiting {
+        /// The first of them.
+        missing: Member,
     },
     /// Everyone came.
     Cards(Cards),
@@ -75,23 +83,41 @@ pub enum MessageError {
 #[serde(rename_all = "snake_case")]
 enum Header {
     Hello { member: Member, terms: Terms },
+    Waiting { missing: Member },
     Cards { senders: Vec<u64>, receivers: Vec<u64> },
     Refused(Refusal),
 }
 
+/// What the head of a message announces, both under their bounds.
+struct Lengths {
+    header_bytes: u64,
+    body_bytes: u64,
+}
+
+impl Lengths {
+    fn parse(words: &[[u8; 8]; 2], attendance: Attendance) -> Result<Self, MessageError> {
+        let [header_bytes, body_bytes] = words.map(u64::from_le_bytes);
+        let ranks = u64::from(attendance.senders) + u64::from(attendance.receivers);
+        check_length("header", header_bytes, HEADER_BYTES_MAX)?;
+        check_length("body", body_bytes, CARD_BYTES_MAX * ranks)?;
+        Ok(Self { header_bytes, body_bytes })
+    }
+}
+
 impl Message {
-    /// Writes the message.
+    /// The message as it goes over a wire or into a file.
     ///
     /// # Errors
     ///
-    /// [`MessageError::TooLong`] before anything is written, else [`MessageError::Io`].
-    pub fn write(&self, out: &mut impl Write) -> Result<(), MessageError> {
+    /// [`MessageError::TooLong`].
+    pub fn to_bytes(&self) -> Result<Vec<u8>, MessageError> {
         let lengths = |cards: &[Vec<u8>]| cards.iter().map(|card| card.len() as u64).collect();
         let (header, body) = match self {
             Self::Hello { member, terms, card } => {
                 check_length("card", card.len() as u64, CARD_BYTES_MAX)?;
                 (Header::Hello { member: *member, terms: terms.clone() }, card.clone())
             }
+            Self::Waiting { missing } => (Header::Waiting { missing: *missing }, Vec::new()),
             Self::Cards(Cards { senders, receivers }) => (
                 Header::Cards { senders: lengths(senders), receivers: lengths(receivers) },
                 [senders.concat(), receivers.concat()].concat(),
@@ -102,8 +128,36 @@ impl Message {
         let header_bytes = header.len() as u64;
         check_length("header", header_bytes, HEADER_BYTES_MAX)?;
         let head = [&MAGIC[..], &header_bytes.to_le_bytes(), &(body.len() as u64).to_le_bytes()].concat();
-        out.write_all(&[head, header, body].concat())?;
+        Ok([head, header, body].concat())
+    }
+
+    /// Writes the message.
+    ///
+    /// # Errors
+    ///
+    /// [`MessageError::TooLong`] before anything is written, else [`MessageError::Io`].
+    pub fn write(&self, out: &mut impl Write) -> Result<(), MessageError> {
+        out.write_all(&self.to_bytes()?)?;
         Ok(out.flush()?)
+    }
+
+    /// The message, of one card at most, that `bytes` start with; `None` while it is not whole.
+    ///
+    /// # Errors
+    ///
+    /// [`MessageError`] says what is wrong with the bytes, as soon as their lengths are known.
+    pub fn hello_at_start(bytes: &[u8]) -> Result<Option<Self>, MessageError> {
+        const ALONE: Attendance = Attendance { senders: 1, receivers: 0 };
+        let (words, _) = bytes.as_chunks::<8>();
+        if let Some(magic) = words.first() {
+            check_magic(*magic)?;
+        }
+        let Some(&[_, header_bytes, body_bytes]) = words.first_chunk() else { return Ok(None) };
+        let Lengths { header_bytes, body_bytes } = Lengths::parse(&[header_bytes, body_bytes], ALONE)?;
+        if (bytes.len() as u64) < HEAD_BYTES + header_bytes + body_bytes {
+            return Ok(None);
+        }
+        Self::read(&mut &bytes[..], ALONE).map(Some)
     }
 
     /// Reads one message of a meeting of `attendance`.
@@ -114,15 +168,8 @@ impl Message {
     ///
     /// [`MessageError`] says what is wrong with the bytes.
     pub fn read(input: &mut impl Read, attendance: Attendance) -> Result<Self, MessageError> {
-        let magic = take_array(input)?;
-        if magic != MAGIC {
-            return Err(MessageError::Magic { found: magic });
-        }
-        let header_bytes = u64::from_le_bytes(take_array(input)?);
-        let body_bytes = u64::from_le_bytes(take_array(input)?);
-        let ranks = u64::from(attendance.senders) + u64::from(attendance.receivers);
-        check_length("header", header_bytes, HEADER_BYTES_MAX)?;
-        check_length("body", body_bytes, CARD_BYTES_MAX * ranks)?;
+        check_magic(take_word(input)?)?;
+        let Lengths { header_bytes, body_bytes } = Lengths::parse(&[take_word(input)?, take_word(input)?], attendance)?;
         let header = serde_json::from_slice(&take(input, header_bytes)?).map_err(MessageError::Header)?;
         if matches!(header, Header::Hello { .. }) {
             check_length("card", body_bytes, CARD_BYTES_MAX)?;
@@ -130,6 +177,7 @@ impl Message {
         let body = take(input, body_bytes)?;
         match header {
             Header::Hello { member, terms } => Ok(Self::Hello { member, terms, card: body }),
+            Header::Waiting { missing } => Ok(Self::Waiting { missing }),
             Header::Cards { senders, receivers } => {
                 let error = || MessageError::Body { bytes: body_bytes };
                 let (senders, rest) = split(&body, &senders).ok_or_else(error)?;
@@ -145,10 +193,14 @@ fn check_length(part: &'static str, bytes: u64, max: u64) -> Result<(), MessageE
     if bytes > max { Err(MessageError::TooLong { part, bytes, max }) } else { Ok(()) }
 }
 
-fn take_array<const N: usize>(input: &mut impl Read) -> Result<[u8; N], MessageError> {
-    let mut bytes = [0; N];
-    input.read_exact(&mut bytes)?;
-    Ok(bytes)
+fn check_magic(found: [u8; 8]) -> Result<(), MessageError> {
+    if found == MAGIC { Ok(()) } else { Err(MessageError::Magic { found }) }
+}
+
+fn take_word(input: &mut impl Read) -> Result<[u8; 8], MessageError> {
+    let mut word = [0; 8];
+    input.read_exact(&mut word)?;
+    Ok(word)
 }
 
 fn take(input: &mut impl Read, bytes: u64) -> Result<Vec<u8>, MessageError> {
@@ -185,10 +237,11 @@ mod tests {
         out
     }
 
-    fn samples() -> [Message; 3] {
+    fn samples() -> [Message; 4] {
         let member = Member { side: Side::Receiver, rank: 3 };
         [
             Message::Hello { member, terms: [("--tokens".into(), "7".into())].into(), card: vec![9; 100] },
+            Message::Waiting { missing: member },
             Message::Cards(Cards { senders: vec![vec![1; 3], vec![]], receivers: vec![vec![2; 4]] }),
             Message::Refused(Refusal::Missing { member, limit_s: 30.0 }),
         ]
@@ -227,5 +280,20 @@ mod tests {
         head[8..16].copy_from_slice(&2_u64.to_le_bytes());
         let error = Message::read(&mut &head[..], ATTENDANCE).unwrap_err();
         assert_eq!(error.to_string(), "its body has 18446744073709551615 bytes, at most 12582912 are taken");
+    }
+
+    #[test]
+    fn a_hello_is_one_once_it_is_whole() {
+        let [hello, ..] = samples();
+        let mut bytes = bytes(&hello);
+        for end in 0..bytes.len() {
+            assert!(matches!(Message::hello_at_start(&bytes[..end]), Ok(None)), "cut at {end}");
+        }
+        assert_eq!(Message::hello_at_start(&bytes).unwrap(), Some(hello));
+        assert!(matches!(Message::hello_at_start(b"GET / HTTP"), Err(MessageError::Magic { .. })));
+        // One card, however many ranks meet: a stranger is not listened to for longer.
+        bytes[16..24].copy_from_slice(&(CARD_BYTES_MAX + 1).to_le_bytes());
+        let error = Message::hello_at_start(&bytes[..24]).unwrap_err();
+        assert_eq!(error.to_string(), "its body has 4194305 bytes, at most 4194304 are taken");
     }
 }

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kvferry_examples::event::{Event, Phase};
+use kvferry_examples::meet::{Member, Side};
 use kvferry_wire::{Context, ContextOptions, Version};
 
 use crate::run::{Running, start};
@@ -61,7 +62,8 @@ fn kill_a_sender(transport: &str) {
     // To notice takes the deadline at most; the rest is for a busy machine.
     assert!(killed.elapsed() < 2 * DEADLINE, "{:?}", killed.elapsed());
     let last = receiver.stdout.lines().last().unwrap();
-    let expected = Event::Error { message: line.to_owned(), exit_code: 1 };
+    let culprit = Some(Member { side: Side::Sender, rank: 1 });
+    let expected = Event::Error { message: line.to_owned(), exit_code: 1, culprit };
     assert_eq!(serde_json::from_str::<Event>(last).unwrap(), expected);
     // The other sender's own part may well have arrived before the receiver gave up.
     let other = other.end();

@@ -5,17 +5,28 @@ use std::time::Duration;
 
 use crate::run::run;
 
+/// Too many pieces, which the engine would refuse once all pools were filled and all ranks had met.
+const BAD_BLOCKS: &str = "--block-tokens-from 8191 --block-tokens-to 8192";
+
 #[test]
 fn what_makes_no_sense() {
     let known = "known are glm-5.2, glm-5, deepseek-v3.2, llama-3.1-8b, or give the path of a config.json";
     let cut = "is not of the form pp4, tp8, pp4tp2 or pp40+38tp2";
+    let bad_blocks =
+        "between sender rank 0 and receiver rank 0: blocks of 8191 and 8192 tokens overlap in 16382 ways; for 63 \
+        arrays that is more than 262144 pieces"
+            .to_owned();
     for (program, line, expected) in [
         ("loopback", "--model glm-9", format!("--model: unknown model \"glm-9\": {known}")),
+        ("loopback", "--model /dev/zero", "--model: cannot read /dev/zero: not a regular file".into()),
         ("loopback", "--from pp4xx", format!("invalid value 'pp4xx' for '--from <CUT>': cut \"pp4xx\" {cut}")),
         ("loopback", "--to 8", format!("invalid value '8' for '--to <CUT>': cut \"8\" {cut}")),
         ("loopback", "--to pp0", "invalid value 'pp0' for '--to <CUT>': a cut into 0 parts, or a stage of 0 layers".into()),
         ("loopback", "--from pp40+37", "sender rank 0 of pp40+37: pp stages cover 77 of 78 layers".into()),
         ("loopback", "--to pp79", "receiver rank 0 of pp79: 79 pp stages for 78 layers".into()),
+        ("loopback", BAD_BLOCKS, bad_blocks.clone()),
+        ("receiver", &format!("{BAD_BLOCKS} --rank 0 --meet 127.0.0.1:1"), bad_blocks.clone()),
+        ("sender", &format!("{BAD_BLOCKS} --rank 0 --meet 127.0.0.1:1"), bad_blocks),
         ("loopback", "--to tp2000", "--from and --to are 2002 ranks together, at most 1024 can meet".into()),
         ("loopback", "--tokens 0", "invalid value '0' for '--tokens <COUNT>': 0 is not in 1..=4294967296".into()),
         (
@@ -37,6 +48,12 @@ fn what_makes_no_sense() {
             "receiver",
             "--rank 0 --meet host:port",
             "invalid value 'host:port' for '--meet <HOST:PORT|DIR>': \"host:port\" is neither HOST:PORT nor a directory".into(),
+        ),
+        (
+            "receiver",
+            "--rank 0 --meet 127.0.0.1:0",
+            "invalid value '127.0.0.1:0' for '--meet <HOST:PORT|DIR>': port 0 of \"127.0.0.1:0\" is any free one, and nobody \
+             else is told which: give the same port to all ranks".into(),
         ),
         ("receiver", "--rank 0", "the following required arguments were not provided: --meet <HOST:PORT|DIR>".into()),
     ] {

@@ -48,5 +48,5 @@ pub(crate) fn run(arguments: &Arguments, file: &Path) -> Result<(), Error> {
             println!("{line}");
         }
     }
-    show::show_latency(&arguments, &mut source, None)
+    show::show_latency(&arguments, &mut source, None, &plan.tls)
 }

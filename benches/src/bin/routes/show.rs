@@ -33,7 +33,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Error> {
     }
     for transports in [None, Some("tcp")] {
         if arguments.latency > 0 {
-            show_latency(arguments, &mut source, transports)?;
+            show_latency(arguments, &mut source, transports, transports.unwrap_or("default"))?;
         }
     }
     Ok(())
@@ -91,6 +91,7 @@ pub(crate) fn show_latency(
     arguments: &Arguments,
     source: &mut Source,
     transports: Option<&'static str>,
+    label: &str,
 ) -> Result<(), Error> {
     let line = source.line(arguments, transports, By::AUTO)?;
     let owned = transports.map(str::to_owned);
@@ -104,12 +105,11 @@ pub(crate) fn show_latency(
     let Answer::Done = source.target.hear()? else { return Err("the target did not pong".into()) };
     let at = |percent: usize| halves[(halves.len() - 1) * percent / 100].as_secs_f64() * 1e6;
     let (best, median, p99) = (at(0), at(50), at(99));
-    let tls = transports.unwrap_or("default");
     println!(
         "{}",
-        json!({ "kind": "lat", "engine": "kvferry", "tls": tls, "size": 4096, "iters": halves.len(), "one_way_us": median,
+        json!({ "kind": "lat", "engine": "kvferry", "tls": label, "size": 4096, "iters": halves.len(), "one_way_us": median,
             "one_way_min_us": best, "one_way_p99_us": p99 })
     );
-    eprintln!("\n4 KiB and its message, one way, {tls}: median {median:.1} us, best {best:.1}, 99 % {p99:.1}");
+    eprintln!("\n4 KiB and its message, one way, {label}: median {median:.1} us, best {best:.1}, 99 % {p99:.1}");
     Ok(())
 }
