@@ -86,6 +86,9 @@ impl Template {
             let source = self.source_blocks(pairing, source);
             let destination = self.destination_blocks(pairing, destination);
             let periods = pairing.phase.periods(chunk, pairing.window_tokens);
+            if periods.is_empty() {
+                continue; // the ordinals of a period that is none need not fit in 64 bits
+            }
             let ordinals = pairing.phase.ordinals(periods.start);
             let (ours, theirs) = (source.map.from(ordinals.0), destination.map.from(ordinals.1));
             let steps = (pairing.phase.source_step, pairing.phase.destination_step);

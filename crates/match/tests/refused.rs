@@ -327,6 +327,23 @@ fn maps_that_do_not_fit() {
 }
 
 #[test]
+fn the_last_tokens_there_are_do_not_overflow() {
+    let mut table = dense(&[0, 1]);
+    table.groups[0].rows.iter_mut().for_each(|row| row.planes[0].tokens = 1);
+    let ordinals = Ordinals { step: 7, first: 2 };
+    table.groups[0].kind = GroupKind::Paged { tokens_per_block: 1, window_tokens: None, ordinals };
+    table.check().expect("a sound table");
+    let template = matched(std::slice::from_ref(&table), &table).expect("equal tables").template(0).expect("sends");
+    for count in 0..200 {
+        // One block in seven is here, so most of these chunks have none.
+        let chunk = u64::MAX - count..u64::MAX;
+        let bound = template.bind(&maps(&[]), &maps(&[]), chunk.clone()).map(|plan| plan.bytes());
+        assert!(matches!(bound, Ok(0) | Err(BindError::OutOfMap { .. })), "{bound:?}");
+        assert_eq!(template.expected_bytes(&maps(&[]), chunk).is_ok(), bound.is_ok());
+    }
+}
+
+#[test]
 fn the_smallest_pool_bounds_the_slots() {
     let mut table = table(&[0, 1], &[true, true], (0, 1));
     table.pools[1].slot_count = 4;
