@@ -3,6 +3,8 @@
 use std::fs;
 use std::time::Duration;
 
+use kvferry_examples::models;
+
 use crate::run::run;
 
 /// Too many pieces, which the engine would refuse once all pools were filled and all ranks had met.
@@ -10,8 +12,8 @@ const BAD_BLOCKS: &str = "--block-tokens-from 8191 --block-tokens-to 8192";
 
 #[test]
 fn what_makes_no_sense() {
-    let known = "known are glm-5.2, glm-5, deepseek-v3.2, llama-3.1-8b, or give the path of a config.json";
-    let cut = "is not of the form pp4, tp8, pp4tp2 or pp40+38tp2";
+    let known = format!("known are {}, or give the path of a config.json", models::names().join(", "));
+    let cut = "is not of the form pp4, tp8, pp4dp2cp2tp2, pp40+38tp2 or pp0..40,76..78+40..76";
     let bad_blocks =
         "between sender rank 0 and receiver rank 0: blocks of 8191 and 8192 tokens overlap in 16382 ways; for 63 \
         arrays that is more than 262144 pieces"
