@@ -208,7 +208,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`ConnectError`] names the peer; nothing is left behind.
+    /// [`ConnectError`] names the peer; nothing is left behind. Calls that all overlap can still fail for half a second after
+    /// earlier ones were given up, while those connections go down: call again.
     pub fn connect(&self, sources: &[Vec<u8>], destinations: &[Vec<u8>]) -> Result<Link, ConnectError> {
         let shared = &self.shared;
         let Survey { side, peers } = survey(sources, destinations, shared.worker.epoch(), self.ucx_version())?;

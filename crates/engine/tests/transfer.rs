@@ -398,12 +398,13 @@ fn a_restarted_peer_comes_back_through_a_new_link_and_the_survivors_with_it() {
 
 #[test]
 fn a_call_that_was_given_up_does_not_count_for_a_later_one() {
-    let patience = Duration::from_millis(400);
+    let patience = Duration::from_secs(1);
     let (source, destination) = (rank(0, table("TFTF", 0..4), patience), rank(0, table("TFTF", 0..4), patience));
     let (from, to) = ([source.engine.card().unwrap()], [destination.engine.card().unwrap()]);
     // Each calls alone, one after the other: nobody is there, however fresh the other's greeting is.
     assert!(source.engine.connect(&from, &to).is_err());
     assert!(destination.engine.connect(&from, &to).is_err());
+    thread::sleep(Duration::from_secs(1)); // until the connections of the calls that were given up are down
     let (sources, destinations) = ([source], [destination]);
     // Both at once, from different starts: the one that comes late finds the other waiting.
     let links = thread::scope(|scope| {
