@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use kvferry_wire::{PutError, Route, Status, TransferId};
 
 use crate::child::Target;
-use crate::end::{DEADLINE, End, PIECE, WAYS};
+use crate::end::{DEADLINE, End, MANY, PIECE, WAYS};
 
 const BYTES: u64 = 16 << 20;
 
@@ -16,14 +16,14 @@ fn a_closed_endpoint_ends_its_transfers_and_then_nothing_arrives_any_more() {
         let mut target = Target::start(way.0, 1, BYTES);
         let end = End::start(way, BYTES, DEADLINE);
         let (endpoint, remote) = end.connect(&target);
-        for transfer in 1..=40 {
+        for transfer in 1..=MANY {
             end.put(endpoint, TransferId(transfer), end.part(remote, BYTES / PIECE));
         }
         end.wait_for_progress();
         let start = Instant::now();
         end.worker.close(endpoint).unwrap();
         let mut cut = 0;
-        for transfer in 1..=40 {
+        for transfer in 1..=MANY {
             match end.done(TransferId(transfer)) {
                 Ok(_) => {}
                 Err(PutError::Endpoint { source: Status::ERR_CANCELED }) => cut += 1,

@@ -12,6 +12,9 @@ use kvferry_wire::{
 
 use crate::child::Target;
 
+/// Transfers of 16 MiB that take together much longer than the interval between two tellings of their progress.
+pub(crate) const MANY: u64 = 200;
+
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
 /// How soon the death of a peer must be known.
@@ -98,7 +101,7 @@ impl End {
         }
     }
 
-    /// Waits until some of a transfer has moved.
+    /// Waits until some of [`MANY`] transfers has moved: none of them is over before the first telling then.
     pub(crate) fn wait_for_progress(&self) {
         let deadline = Instant::now() + DEADLINE;
         loop {

@@ -5,7 +5,7 @@ use std::time::Instant;
 use kvferry_wire::{CommandError, PutError, Status, TransferError, TransferId};
 
 use crate::child::Target;
-use crate::end::{DEADLINE, End, NOTICE, PIECE, WAYS, pattern};
+use crate::end::{DEADLINE, End, MANY, NOTICE, PIECE, WAYS, pattern};
 
 const BYTES: u64 = 16 << 20;
 
@@ -48,14 +48,14 @@ fn a_transfer_ends_with_the_peer_that_is_killed_during_it() {
         let end = End::start(way, BYTES, DEADLINE);
         let (endpoint, remote) = end.connect(&target);
         // So much that it cannot be over when the signal comes.
-        for transfer in 1..=40 {
+        for transfer in 1..=MANY {
             end.put(endpoint, TransferId(transfer), end.part(remote, BYTES / PIECE));
         }
         end.wait_for_progress();
         target.kill();
         let killed = Instant::now();
         let mut failed = 0;
-        for transfer in 1..=40 {
+        for transfer in 1..=MANY {
             match end.done(TransferId(transfer)) {
                 Ok(_) => {}
                 Err(PutError::Endpoint { source } | PutError::Put { source }) => {
@@ -65,7 +65,7 @@ fn a_transfer_ends_with_the_peer_that_is_killed_during_it() {
                 Err(error) => panic!("{way:?}: {error}"),
             }
         }
-        println!("{way:?}: {failed} of 40 failed within {:?}", killed.elapsed());
+        println!("{way:?}: {failed} of {MANY} failed within {:?}", killed.elapsed());
         assert!(failed > 0 && killed.elapsed() < 2 * NOTICE, "{way:?}: {failed} after {:?}", killed.elapsed());
     }
 }
