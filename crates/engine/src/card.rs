@@ -87,9 +87,3 @@ impl Card {
         })
     }
 }
-
-/// Whether keys of two UCX versions can be unpacked by each other: 1.19 dropped the dummy key of tcp and cma.
-pub(crate) fn ucx_agree(a: Version, b: Version) -> bool {
-    let with_dummy_keys = |version: Version| version < Version::new(1, 19, 0);
-    with_dummy_keys(a) == with_dummy_keys(b)
-}

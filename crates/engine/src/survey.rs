@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use kvferry_layout::PageTable;
 use kvferry_match::{Assignment, Side, Templates, assign};
-use kvferry_wire::Version;
+use kvferry_wire::{Version, keys_agree};
 
-use crate::card::{Card, ucx_agree};
+use crate::card::Card;
 use crate::core::Peer;
 use crate::error::{CardError, ConnectError, PeerName};
 
@@ -100,7 +100,7 @@ fn add(
     name: PeerName,
     ucx: Version,
 ) -> Result<(), ConnectError> {
-    if !ucx_agree(card.ucx, ucx) {
+    if !keys_agree(card.ucx, ucx) {
         return Err(ConnectError::Ucx { peer: name, theirs: card.ucx, ours: ucx });
     }
     match peers.insert(card.epoch, (card.clone(), peer)) {

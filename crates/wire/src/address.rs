@@ -17,6 +17,12 @@ const HEADER_BYTES: usize = 4 + 2 + 8;
 /// (measured between 1.13 to 1.18 and 1.19 to 1.23).
 const NEW_KEYS: Version = Version::new(1, 19, 0);
 
+/// Whether two releases of UCX can read each other's keys.
+#[must_use]
+pub fn keys_agree(a: Version, b: Version) -> bool {
+    (a < NEW_KEYS) == (b < NEW_KEYS)
+}
+
 /// A parsed address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct WorkerCard {
@@ -91,7 +97,7 @@ impl WorkerCard {
         }
         let card: Self = postcard::from_bytes(body).map_err(|_| AddressError::Damaged)?;
         let theirs = Version::new(card.ucx.0, card.ucx.1, card.ucx.2);
-        if (theirs < NEW_KEYS) != (ours < NEW_KEYS) {
+        if !keys_agree(theirs, ours) {
             return Err(AddressError::UcxVersions { theirs, ours });
         }
         Ok(card)

@@ -39,7 +39,7 @@ mod share;
 mod transfer;
 mod worker;
 
-pub use address::AddressError;
+pub use address::{AddressError, keys_agree};
 pub use context::Context;
 pub use endpoint::{EndpointId, Lane, RemoteRegion};
 pub use error::{CommandError, OpenError, PutError, RegionError, TransferError};
