@@ -431,6 +431,15 @@ impl Progress {
         let cut_short = !self.transfers.is_empty();
         let connections = std::mem::take(&mut self.connections).into_values();
         self.leaving.extend(connections.map(Connection::leave));
+        // What a peer still connects to is closed, and the worker destroyed, when the connection stands.
+        let connecting = Instant::now() + STOP_DEADLINE;
+        while !self.worker.is_settled() && Instant::now() < connecting {
+            let again = Instant::now() + LOOK_INTERVAL;
+            while Instant::now() < again {
+                self.turn();
+                thread::yield_now();
+            }
+        }
         let answers = self.service.take_all().into_iter();
         self.closing.extend(answers.map(|(peer, raw)| (Closed::Answer(peer), raw.close(true))));
         let closed = Instant::now() + STOP_DEADLINE;
@@ -441,7 +450,7 @@ impl Progress {
                 thread::yield_now();
             }
         }
-        self.is_idle() && !cut_short
+        self.is_idle() && self.worker.is_settled() && !cut_short
     }
 }
 
