@@ -75,6 +75,9 @@ pub(crate) enum Command {
         payload: Vec<u8>,
     },
     Put(Posted),
+    Cancel {
+        transfer: TransferId,
+    },
     Lanes {
         endpoint: EndpointId,
         reply: Channel<Result<Option<Vec<Lane>>, CommandError>>,
@@ -262,6 +265,10 @@ impl Progress {
                     InFlight::new(endpoint, transfer, work, &self.context, &self.copiers, connection, stream);
                 self.transfers.push((transfer, notice));
             }
+            Command::Cancel { transfer } => {
+                let named = self.transfers.iter_mut().map(|(in_flight, _)| in_flight);
+                named.filter(|in_flight| in_flight.transfer == transfer).for_each(InFlight::cancel);
+            }
             Command::Lanes { endpoint, reply } => {
                 let connection = self.connections.get(&endpoint).ok_or(CommandError::NoEndpoint);
                 let _ = reply.send(connection.map(|connection| connection.raw.lanes())); // as above
@@ -395,7 +402,10 @@ impl Progress {
         // Only the peer of the connection may speak of its transfers.
         let from_peer = self.connections.get(&endpoint).is_some_and(|c| c.peer_epoch == peer.epoch);
         let stream = match &message.body {
-            Body::Grant { stream, .. } | Body::Landed { stream } | Body::Refused { stream, .. } => Some(*stream),
+            Body::Grant { stream, .. }
+            | Body::Landed { stream }
+            | Body::Refused { stream, .. }
+            | Body::Dropped { stream } => Some(*stream),
             _ => None,
         };
         let transfer = stream.filter(|_| from_peer).and_then(|stream| {
@@ -405,6 +415,7 @@ impl Progress {
         match (message.body, transfer) {
             (Body::Grant { chunks, .. }, Some(transfer)) => transfer.granted(&chunks),
             (Body::Landed { .. }, Some(transfer)) => transfer.landed(),
+            (Body::Dropped { .. }, Some(transfer)) => transfer.dropped(),
             (Body::Refused { refusal, .. }, Some(transfer)) => transfer.refused(refusal),
             (body, _) => {
                 let answer = self.service.hear(peer, body);

@@ -59,9 +59,10 @@ impl Service {
             }
             Body::Chunk { stream, index, chunk } => inbox.filled(peer, stream, index, chunk, None),
             Body::Filled { stream, index, chunk, bytes } => inbox.filled(peer, stream, index, chunk, Some(&bytes)),
+            Body::Drop { stream } => self.replies.extend(inbox.drop_stream(peer, stream)),
             Body::Bye => return self.answers.remove(&peer),
             // What an inbox says is not said to one.
-            Body::Grant { .. } | Body::Landed { .. } | Body::Refused { .. } => {}
+            Body::Grant { .. } | Body::Landed { .. } | Body::Refused { .. } | Body::Dropped { .. } => {}
         }
         None
     }

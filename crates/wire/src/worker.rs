@@ -36,6 +36,29 @@ const COMMANDS_MAX: usize = 1024;
 ///
 /// Dropping it tells it to stop: frames already given to it are flushed for up to a second, what has not completed by then is
 /// cut off.
+///
+/// # What has arrived, and what still may
+///
+/// Every transfer ends in one [`Event::TransferDone`]. `Ok` means that the bytes are visible to the peer, not merely that
+/// this side is done with its own; before it they may be, in any part and order. After an error any part of them may be.
+/// Whether more can follow is said by [`PutError::may_still_arrive`](crate::PutError::may_still_arrive), and until when here:
+///
+/// | what happened | how its transfers end | what is written later |
+/// | --- | --- | --- |
+/// | [`cancel`](Self::cancel), direct | `Cancelled`, when the slices that are being copied are done | nothing |
+/// | cancel, runs | `Cancelled`, when the puts that were posted have completed and been flushed | nothing |
+/// | cancel, landing and staged | `Cancelled`, when the target has dropped what it had not scattered, and said so | nothing |
+/// | cancel, and the peer is silent | as a stopped peer's | as a stopped peer's |
+/// | [`close`](Self::close) | `Endpoint` with `ERR_CANCELED`, at once | what was posted or filled, until the peer has read its end of the connection: half a second, if it runs |
+/// | the peer is killed before or during | `Endpoint` or `Put`; [`Event::EndpointFailed`] once | nothing: its memory went with it, and copies into what is mapped here are over |
+/// | the peer is killed after | `Ok`, which no later event takes back | nothing |
+/// | the peer is stopped | direct: as ever. The others wait, and are whole if it goes on before [`stall_deadline`](crate::ContextOptions::stall_deadline); else `Endpoint` with `ERR_TIMED_OUT` | what had left this side, whenever the peer goes on |
+/// | the target is unregistered | `Withdrawn`, if the peer is on this host or the bytes take its inbox; a put over a network to memory that is not there breaks the connection, and one to memory that is still mapped writes it | nothing, or what was posted |
+/// | this process is killed | | at the target: what had left this side, until it has seen the connection break |
+///
+/// A peer that comes back has another address, epoch and cards. Connecting to it needs nothing to be restarted here: what
+/// belongs to its earlier life stays dead ([`CommandError::NoEndpoint`], [`CommandError::Foreign`]), and a frame meant for
+/// another epoch is dropped ([`Event::BadFrame`]).
 #[derive(Debug)]
 pub struct Worker {
     context: Context,
@@ -213,6 +236,18 @@ impl Worker {
         }
         let work = Work::check(parts)?;
         Ok(self.command(Command::Put(Posted { endpoint, transfer, work, notice }))?)
+    }
+
+    /// Gives up whatever is under way by the name of `transfer`. It ends with
+    /// [`PutError::Cancelled`](crate::PutError::Cancelled) in place of its bytes, or with its own end if that comes first,
+    /// once nothing of it can be written any more: see [`Worker`] for what that takes. A transfer that is not known, or has
+    /// ended, is left alone.
+    ///
+    /// # Errors
+    ///
+    /// [`CommandError`] if the worker has stopped.
+    pub fn cancel(&self, transfer: TransferId) -> Result<(), CommandError> {
+        self.command(Command::Cancel { transfer })
     }
 
     /// The transports that UCX chose for the endpoint, once it stands; `None` before UCX 1.14, which does not say.

@@ -244,6 +244,21 @@ impl Inbox {
         }
     }
 
+    /// The peer gives a stream up and writes none of its chunks any more. What it has filled is forgotten.
+    pub(crate) fn drop_stream(&mut self, peer: Peer, stream: StreamId) -> Option<Reply> {
+        let connection = self.connections.get_mut(&peer)?;
+        if let Some((total, _)) = connection.arriving.remove(&stream) {
+            connection.description_bytes -= total;
+        }
+        if let Some(dropped) = connection.streams.remove(&stream) {
+            connection.description_bytes -= dropped.description_bytes;
+            connection.held -= dropped.open.len() + dropped.ready.len();
+            self.free.extend(dropped.open);
+            self.free.extend(dropped.ready.iter().map(|(_, chunk)| chunk));
+        }
+        Some((peer, Body::Dropped { stream }))
+    }
+
     /// Scatters one chunk of the connection whose turn it is. `None` if there is none.
     pub(crate) fn scatter(&mut self) -> Option<Option<Reply>> {
         let has_ready = |connection: &Connection| connection.streams.values().any(|stream| !stream.ready.is_empty());
