@@ -25,6 +25,7 @@ mod frame;
 mod inbox;
 mod inflight;
 mod list;
+mod listener;
 mod memory;
 mod options;
 mod pieces;
