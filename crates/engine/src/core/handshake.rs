@@ -5,7 +5,8 @@
 //! very call and has greeted itself: a greeting alone proves only that it once asked. A link that is given up says `Bye`.
 //!
 //! Numbers of calls grow. A `Hello` of a later call than the one a peer was known by says that it starts anew: what was under
-//! way with it is over, and it is greeted anew in turn, unless the `Hello` answers the greeting that was said last. A `Hello`
+//! way with it is over, and it is greeted anew in turn, unless the `Hello` is itself the answer to the greeting that was said
+//! last: whoever answers one has ended what was under way. A `Hello`
 //! from an epoch that nobody knows, of a rank that a link has, is a peer's next life.
 
 use std::collections::BTreeMap;
@@ -16,9 +17,9 @@ use kvferry_wire::Status;
 
 use super::peers::{Line, PeerState};
 use super::timers::Subject;
-use super::{Action, Core, LinkId, Peer, Resend, other, say};
+use super::{Action, Core, Introduction, LinkId, Peer, Resend, other, say};
 use crate::error::{ConnectError, PeerName};
-use crate::message::{CallId, Hello, Message, RequestKey};
+use crate::message::{Bye, CallId, Hello, Message, RequestKey};
 
 /// Greetings kept of peers that this side has not been told to connect to yet. Beyond that the oldest goes.
 pub(super) const EARLY_HELLOS_MAX: usize = 4096;
@@ -100,7 +101,7 @@ impl Core {
         let mut actions = Vec::with_capacity(2 * peers.len());
         for epoch in peers {
             if let Some(peer) = self.peers.get(&epoch) {
-                actions.push(say(epoch, Message::Bye(peer.own_call)));
+                actions.push(self.goodbye(epoch, peer.own_call, true));
             }
             actions.extend(self.retire(now, epoch));
         }
@@ -111,13 +112,14 @@ impl Core {
     pub(super) fn greet(&self, epoch: u64) -> Vec<Action> {
         let Some(peer) = self.peers.get(&epoch) else { return Vec::new() };
         let Some(link) = self.links.get(&peer.link) else { return Vec::new() };
-        let (instance, card) = self.introduction.clone();
+        let Introduction { instance, born, card, .. } = self.introduction.clone();
         let hello = Hello {
             call: peer.own_call,
-            answers: peer.call,
+            answers: peer.answers,
             source: link.side == Side::Source,
             instance,
             rank: link.rank,
+            born,
             template: peer.peer.template.digest(),
             floor: self.next_serial,
             card,
@@ -145,7 +147,7 @@ impl Core {
         match peer.line {
             Line::Up if anew && hello.answers != Some(own_call) => {
                 peer.line = Line::Greeting { resend };
-                peer.own_call = CallId(self.next_call);
+                (peer.own_call, peer.answers) = (CallId(self.next_call), Some(hello.call));
                 self.next_call += 1;
                 self.timers.set(Subject::Peer(epoch), Some(resend.due));
                 actions = self.end_session(now, epoch, Status::ERR_CONNECTION_RESET);
@@ -154,6 +156,7 @@ impl Core {
             // There is no way to answer: it is made now, and answers then.
             Line::Down { due: Some(_) } | Line::Left => {
                 peer.line = Line::Down { due: None };
+                peer.answers = Some(hello.call);
                 self.timers.set(Subject::Peer(epoch), None);
                 return vec![Action::Dial { epoch }];
             }
@@ -175,8 +178,9 @@ impl Core {
         let mut links = self.links.iter().filter(|(_, state)| state.side == other(side));
         let place = links.find_map(|(link, state)| Some((*link, *state.peers.iter().find(|peer| known(peer))?)));
         match place {
-            // A life that is over does not take the place of the one that followed it.
-            Some(_) if self.replaced.get(&epoch).is_some() => Vec::new(),
+            // An earlier life, whose greeting comes late, does not take the place of the one that followed it. Clocks may
+            // differ from host to host, so one that is dead, or does not answer, is followed by any.
+            Some((_, known)) if !self.peers[&known].is_followed_by(hello.born, self.limits.resend) => Vec::new(),
             Some((link, old)) if !hello.card.is_empty() => {
                 if self.introducing.len() >= INTRODUCING_MAX || !self.introducing.insert(epoch) {
                     return Vec::new();
@@ -213,7 +217,12 @@ impl Core {
         }
     }
 
-    pub(super) fn bye(&mut self, now: Instant, epoch: u64, call: CallId) -> Vec<Action> {
+    /// Takes leave of a peer. `stopped`: nothing is written to it any more.
+    pub(super) fn goodbye(&self, epoch: u64, call: CallId, stopped: bool) -> Action {
+        say(epoch, Message::Bye(Bye { call, settled: stopped && self.all_settled(epoch) }))
+    }
+
+    pub(super) fn bye(&mut self, now: Instant, epoch: u64, Bye { call, settled }: Bye) -> Vec<Action> {
         if self.early_hellos.get(&epoch).is_some_and(|(_, hello)| hello.call == call) {
             self.early_hellos.remove(&epoch);
         }
@@ -229,7 +238,9 @@ impl Core {
         }
         let mut actions = self.end_session(now, epoch, source);
         // Whoever leaves has no request under way, and will not begin one of the link that it has forgotten.
-        actions.extend(self.source_silenced(epoch));
+        if settled {
+            actions.extend(self.source_silenced(epoch));
+        }
         actions
     }
 
@@ -266,7 +277,7 @@ impl Core {
         for epoch in peers {
             if let Some(peer) = self.peers.remove(&epoch) {
                 self.timers.set(Subject::Peer(epoch), None);
-                actions.push(say(epoch, Message::Bye(peer.own_call)));
+                actions.push(self.goodbye(epoch, peer.own_call, true));
                 actions.push(Action::Forget { epoch });
             }
         }
