@@ -13,7 +13,7 @@ use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use ucx_sys::{Status, Ucx, Version};
 
 use crate::error::{OpenError, RegionError};
@@ -70,6 +70,7 @@ impl Context {
         if options.names_shared_memory() {
             enable_shared_memory();
         }
+        let _unchanged = environment_unchanged();
         let config = Config::read(ucx)?;
         if std::env::var_os("UCX_RNDV_THRESH").is_none() {
             config.set("RNDV_THRESH", "inf")?;
@@ -176,13 +177,23 @@ impl Context {
     }
 }
 
+/// Held for writing while this crate changes the environment, and for reading while it has UCX read it: when a context is
+/// opened, and when a worker is created.
+static ENVIRONMENT: RwLock<()> = RwLock::new(());
+
+/// Keeps this crate from changing the environment.
+pub(crate) fn environment_unchanged() -> RwLockReadGuard<'static, ()> {
+    ENVIRONMENT.read()
+}
+
 /// UCX leaves shared memory unused under peer error handling unless these are set. They are read from the environment only:
 /// `ucp_config_modify` of 1.13 accepts them without effect.
 fn enable_shared_memory() {
+    let _alone = ENVIRONMENT.write();
     for name in ["UCX_POSIX_ERROR_HANDLING", "UCX_SYSV_ERROR_HANDLING"] {
         if std::env::var_os(name).is_none() {
-            // SAFETY: `set_var` races with threads that read the environment without Rust's lock. UCX reads it inside
-            // `ucp_config_read`, on this thread, after this. A program that reads it from C on another thread must open its
+            // SAFETY: `set_var` races with threads that read the environment without Rust's lock. This crate's own calls of
+            // UCX that do wait for `ENVIRONMENT`. A program that reads it from C on another thread must open its
             // contexts before it starts that thread: `ucx_sys::load` asks the same of it.
             unsafe { std::env::set_var(name, "y") }
         }

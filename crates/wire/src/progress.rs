@@ -383,7 +383,7 @@ impl Progress {
             transfers.find(|transfer| transfer.endpoint == endpoint && transfer.stream() == Some(stream))
         });
         match (message.body, transfer) {
-            (Body::Grant { chunks, .. }, Some(transfer)) => transfer.granted(&chunks),
+            (Body::Grant { before, chunks, .. }, Some(transfer)) => transfer.granted(before, &chunks),
             (Body::Landed { .. }, Some(transfer)) => transfer.landed(),
             (Body::Dropped { .. }, Some(transfer)) => transfer.dropped(),
             (Body::Refused { refusal, .. }, Some(transfer)) => transfer.refused(refusal),

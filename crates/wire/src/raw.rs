@@ -17,7 +17,7 @@ use std::rc::Rc;
 
 use ucx_sys::{Status, Ucx, Version};
 
-use crate::context::Context;
+use crate::context::{Context, environment_unchanged};
 use crate::endpoint::{KeyId, Lane};
 use crate::error::OpenError;
 use crate::frame::FRAME_BYTES_MAX;
@@ -46,6 +46,7 @@ impl RawWorker {
             ..Default::default()
         };
         let mut raw = ptr::null_mut();
+        let _unchanged = environment_unchanged();
         // SAFETY: the context lives as long as `context`; `raw` receives the worker.
         let status = unsafe { context.ucx().ucp_worker_create(context.raw(), &raw const params, &raw mut raw) };
         match NonNull::new(raw) {

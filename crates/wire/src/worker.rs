@@ -51,7 +51,7 @@ const COMMANDS_MAX: usize = 1024;
 /// | the peer is killed before or during | `Endpoint` or `Put`; [`Event::EndpointFailed`] once | nothing: its memory went with it, and copies into what is mapped here are over |
 /// | the peer is killed after | `Ok`, which no later event takes back | nothing |
 /// | the peer is stopped | direct: as ever. The others wait, and are whole if it goes on before [`stall_deadline`](crate::ContextOptions::stall_deadline); else `Endpoint` with `ERR_TIMED_OUT` | what had left this side, whenever the peer goes on |
-/// | the target is unregistered | `Withdrawn`, if the peer is on this host or the bytes take its inbox; a put over a network to memory that is not there breaks the connection, and one to memory that is still mapped writes it | nothing, or what was posted |
+/// | the target is unregistered | `Withdrawn`, if its memory is mapped here or the bytes take its inbox. No transport without hardware checks a key: a put by sockets writes what is still mapped, and to what is not it breaks the connection, or, before UCX 1.16, the target | with `Withdrawn` nothing, else what was posted |
 /// | this process is killed | | at the target: what had left this side, until it has seen the connection break |
 ///
 /// A peer that comes back has another address, epoch and cards. Connecting to it needs nothing to be restarted here: what

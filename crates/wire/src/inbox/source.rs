@@ -47,6 +47,8 @@ pub(crate) struct Filling {
     chunk_bytes: u64,
     chunk_count: u64,
     credits: VecDeque<u32>,
+    /// Chunks that were ever granted.
+    granted: u64,
     next_index: u64,
     moved_bytes: u64,
     stopping: Option<Stopping>,
@@ -101,6 +103,7 @@ impl Filling {
             chunk_bytes: 0,
             chunk_count: 0,
             credits: VecDeque::new(),
+            granted: 0,
             next_index: 0,
             moved_bytes: 0,
             stopping: None,
@@ -125,8 +128,12 @@ impl Filling {
         self.moved_bytes
     }
 
-    pub(crate) fn granted(&mut self, chunks: &[u32]) {
-        self.credits.extend(chunks);
+    /// The next chunks that may be filled. Any others are not taken: a chunk that is filled twice holds two parts of the stream.
+    pub(crate) fn granted(&mut self, before: u64, chunks: &[u32]) {
+        if before == self.granted {
+            self.granted += chunks.len() as u64;
+            self.credits.extend(chunks);
+        }
     }
 
     pub(crate) fn landed(&mut self) {

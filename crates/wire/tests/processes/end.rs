@@ -25,13 +25,15 @@ pub(crate) const PIECE: u64 = 4096;
 /// Transports and a route over them.
 pub(crate) type Way = (Option<&'static str>, Route);
 
-pub(crate) const WAYS: [Way; 6] = [
+pub(crate) const WAYS: [Way; 8] = [
     (None, Route::Direct),
     (None, Route::Landing),
     (None, Route::Staged),
     (None, Route::Runs),
     (Some("tcp"), Route::Staged),
     (Some("tcp"), Route::Runs),
+    (Some("posix,sysv"), Route::Staged),
+    (Some("posix,sysv"), Route::Runs),
 ];
 
 pub(crate) struct End {
