@@ -217,6 +217,12 @@ pub enum PutError {
         /// UCX's reason for the first that failed.
         source: Status,
     },
+    /// A read failed: the peer's memory is not there, or the transport lost it.
+    #[error("a get failed")]
+    Get {
+        /// UCX's reason for the first that failed.
+        source: Status,
+    },
     /// The peer has undone the registration of this memory. Ask it for its cards.
     #[error("the target region of {bytes} B at {base:#x} is not registered any more")]
     Withdrawn {
@@ -256,6 +262,7 @@ impl PutError {
         match self {
             Self::Endpoint { .. } | Self::Put { .. } | Self::Flush { .. } => true,
             Self::Cancelled
+            | Self::Get { .. }
             | Self::Withdrawn { .. }
             | Self::Refused { .. }
             | Self::RouteUnavailable { .. }

@@ -22,6 +22,7 @@ use crate::endpoint::{KeyId, Lane};
 use crate::error::OpenError;
 use crate::frame::FRAME_BYTES_MAX;
 use crate::region::Region;
+use crate::transfer::Direction;
 
 /// The tag of control messages. Data goes by remote writes, so there is only one.
 const CONTROL_TAG: u64 = u64::from_be_bytes(*b"kvferry\0");
@@ -221,7 +222,7 @@ impl RawEndpoint {
         }
     }
 
-    /// Posts one write of a batch. The batch learns of its end.
+    /// Posts one write of a batch, or one read into its regions. The batch learns of its end.
     pub(crate) fn put(&self, batch: &Rc<Batch>, put: &Put) {
         let known = self.keys.get(&put.key).zip(batch.held.get(put.held));
         let Some((key, region)) = known.filter(|(_, region)| region.contains(put.offset, put.bytes)) else {
@@ -238,14 +239,17 @@ impl RawEndpoint {
         param.memh = region.raw();
         param.memory_type = ucx_sys::UCS_MEMORY_TYPE_HOST;
         let count = usize::try_from(put.bytes).expect("inside a region, whose length is a usize");
-        let from = region.address(put.offset).cast();
+        let local = region.address(put.offset).cast::<c_void>();
         batch.outstanding.set(batch.outstanding.get() + 1);
         let ucx = self.worker.ucx();
-        // SAFETY: the range is inside the local region, which the batch holds until the callback, through the count given away
-        // in `param`. The key was unpacked on this endpoint and lives until no put is
-        // outstanding on it.
-        let pointer =
-            unsafe { ucx.ucp_put_nbx(self.raw.as_ptr(), from, count, put.to, key.as_ptr(), &raw const param) };
+        let (endpoint, key) = (self.raw.as_ptr(), key.as_ptr());
+        let pointer = match batch.direction {
+            // SAFETY: the range is inside the local region, which the batch holds until the callback, through the count given
+            // away in `param`. The key was unpacked on this endpoint and lives until no put is outstanding on it.
+            Direction::Put => unsafe { ucx.ucp_put_nbx(endpoint, local, count, put.to, key, &raw const param) },
+            // SAFETY: as above; a region's memory may be written, and no reference into it exists.
+            Direction::Get => unsafe { ucx.ucp_get_nbx(endpoint, local, count, put.to, key, &raw const param) },
+        };
         match ucx_sys::ucs_ptr_request(pointer) {
             Ok(Some(_)) => {}
             Ok(None) => finish_now(&param, |batch: &Batch| batch.finished(Status::OK)),
@@ -355,9 +359,9 @@ impl Closing {
     }
 }
 
-/// One write.
+/// One write, or read the other way.
 pub(crate) struct Put {
-    /// Which of the batch's regions is read.
+    /// Which of the batch's regions is read, or written.
     pub(crate) held: usize,
     pub(crate) offset: u64,
     pub(crate) key: KeyId,
@@ -366,8 +370,9 @@ pub(crate) struct Put {
     pub(crate) bytes: u64,
 }
 
-/// Writes that are waited for together, with the regions they read.
+/// Writes, or reads, that are waited for together, with the local regions that they name.
 pub(crate) struct Batch {
+    direction: Direction,
     held: Vec<Region>,
     ucx: &'static Ucx,
     outstanding: Cell<u64>,
@@ -375,9 +380,9 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    pub(crate) fn new(context: &Context, held: Vec<Region>) -> Rc<Self> {
+    pub(crate) fn new(context: &Context, direction: Direction, held: Vec<Region>) -> Rc<Self> {
         let (outstanding, first_error) = (Cell::new(0), Cell::new(Status::OK));
-        Rc::new(Self { held, ucx: context.ucx(), outstanding, first_error })
+        Rc::new(Self { direction, held, ucx: context.ucx(), outstanding, first_error })
     }
 
     /// Puts that UCX has accepted and not completed.

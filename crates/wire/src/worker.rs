@@ -22,7 +22,7 @@ use crate::process::Process;
 use crate::progress::{self, Command, Notice, Posted};
 use crate::region::RegionCard;
 use crate::share::{Mapped, ShareCard};
-use crate::transfer::{Part, Work};
+use crate::transfer::{Direction, Part, Work};
 
 /// How long a command may take: it is a queue away from a thread that never blocks.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(10);
@@ -172,7 +172,19 @@ impl Worker {
     ///
     /// [`TransferError`]; then nothing was posted and no event follows.
     pub fn put(&self, endpoint: EndpointId, transfer: TransferId, parts: Vec<Part>) -> Result<(), TransferError> {
-        self.post(endpoint, transfer, parts, None)
+        self.post(Direction::Put, endpoint, transfer, parts, None)
+    }
+
+    /// As [`put`](Self::put), the other way: copies each part's remote memory to its local memory. Reads what is there when
+    /// it reads: have the peer say first that it is. A peer whose memory is mapped here takes no part in it, others serve
+    /// the reads with their progress threads. There is no inbox on this way: [`Route::Direct`](crate::Route::Direct) and
+    /// [`Route::Runs`](crate::Route::Runs) are all the routes.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError`]; then nothing was posted and no event follows.
+    pub fn get(&self, endpoint: EndpointId, transfer: TransferId, parts: Vec<Part>) -> Result<(), TransferError> {
+        self.post(Direction::Get, endpoint, transfer, parts, None)
     }
 
     /// As [`put`](Self::put), and sends a frame to the peer the moment that the transfer has ended well: sooner than its
@@ -192,11 +204,12 @@ impl Worker {
         if payload.len() > FRAME_PAYLOAD_BYTES_MAX {
             return Err(CommandError::PayloadTooLong { bytes: payload.len() }.into());
         }
-        self.post(endpoint, transfer, parts, Some(Notice { kind, payload }))
+        self.post(Direction::Put, endpoint, transfer, parts, Some(Notice { kind, payload }))
     }
 
     fn post(
         &self,
+        direction: Direction,
         endpoint: EndpointId,
         transfer: TransferId,
         parts: Vec<Part>,
@@ -208,7 +221,7 @@ impl Worker {
         if let Some(part) = parts.iter().position(|part| !self.context.owns(&part.local)) {
             return Err(TransferError::OtherContext { part });
         }
-        let work = Work::check(parts)?;
+        let work = Work::check(direction, parts)?;
         Ok(self.command(Command::Put(Posted { endpoint, transfer, work, notice }))?)
     }
 

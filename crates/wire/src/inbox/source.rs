@@ -17,7 +17,7 @@ use crate::inbox::message::{Body, Description, PartDescription, Refusal, StreamI
 use crate::inbox::outbox::Outbox;
 use crate::raw::{Operation, Put, RawEndpoint};
 use crate::share::Mapped;
-use crate::transfer::Work;
+use crate::transfer::{Direction, Work};
 
 /// Bytes of a description in one message.
 const DESCRIBE_BYTES: usize = 256 << 10;
@@ -283,7 +283,7 @@ impl Filling {
                 let taken = desk.outbox.take(desk.context).map_err(|_| PutError::NoMemory)?;
                 let Some((slot, region, slot_offset)) = taken else { return Ok(()) };
                 gather(work, start, bytes, region.window(), slot_offset);
-                let mut delivery = Delivery::new(desk.context, vec![region]);
+                let mut delivery = Delivery::new(desk.context, Direction::Put, vec![region]);
                 let to = desk.inbox.region.base + offset;
                 delivery.put(desk.endpoint, &Put { held: 0, offset: slot_offset, key: *inbox, to, bytes });
                 sending.push(Sending { slot, index, chunk, delivery });

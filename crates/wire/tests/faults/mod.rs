@@ -2,7 +2,7 @@
 //!
 //! | what goes wrong | what holds |
 //! | --- | --- |
-//! | a put or a flush fails | its transfer ends with that error, and the next one is whole |
+//! | a put, a get or a flush fails | its transfer ends with that error, and the next one is whole |
 //! | an endpoint fails, or its peer dies | its transfers end with an error each, [`Event::EndpointFailed`] is told once, other endpoints go on |
 //! | a message of the inbox is lost | its transfer ends at the stall deadline, or had no need of the message |
 //! | such a message comes twice, or late | the bytes are right |
@@ -32,6 +32,7 @@ macro_rules! faults {
     () => {
         $crate::faults::faults! {
             a_put_that_fails_fails_its_transfer_and_not_the_next
+            a_get_that_fails_fails_its_transfer_and_not_the_next
             a_flush_that_fails_fails_its_transfer_and_not_the_next
             an_endpoint_that_fails_ends_its_transfers_and_no_others
             a_peer_that_dies_ends_its_transfers_and_no_others
@@ -108,6 +109,12 @@ impl Stage {
         self.a.put(transfer, side_by_side((&self.source, 0), (self.remote, 0), 500, (BYTES / 500) as u32));
     }
 
+    /// The other way.
+    fn pull(&self, transfer: u64) {
+        let part = side_by_side((&self.source, 0), (self.remote, 0), 500, (BYTES / 500) as u32);
+        self.a.worker.get(self.a.to_peer, TransferId(transfer), vec![part]).unwrap();
+    }
+
     fn clear(&self) {
         self.target.write(0, &vec![0; BYTES as usize]).unwrap();
     }
@@ -118,6 +125,7 @@ impl Stage {
 
     /// Moves everything once more, which must go well.
     fn check_next(&self, what: &str) {
+        self.source.write(0, &pattern(BYTES)).unwrap();
         self.clear();
         self.put(u64::MAX);
         let (transfer, result) = self.a.ended();

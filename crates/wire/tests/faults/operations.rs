@@ -28,6 +28,18 @@ pub(crate) fn a_put_that_fails_fails_its_transfer_and_not_the_next() {
     }
 }
 
+pub(crate) fn a_get_that_fails_fails_its_transfer_and_not_the_next() {
+    for nth in [0, 1, 2, 39] {
+        let _session = once(0, Act::Get, nth, Fault::Fail(BROKEN));
+        let stage = Stage::new(Route::Runs, DEADLINE);
+        stage.pull(1);
+        assert_eq!(stage.end(), (Err(PutError::Get { source: BROKEN }), false), "get {nth}");
+        stage.pull(2);
+        assert_eq!(stage.end(), (Ok(()), false), "after get {nth}");
+        stage.check_next("after a get");
+    }
+}
+
 pub(crate) fn a_flush_that_fails_fails_its_transfer_and_not_the_next() {
     for route in putting() {
         let _session = once(0, Act::Flush, 0, Fault::Fail(BROKEN));

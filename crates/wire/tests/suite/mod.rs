@@ -4,6 +4,7 @@ pub(crate) mod bounds;
 pub(crate) mod end;
 pub(crate) mod ends;
 pub(crate) mod frames;
+pub(crate) mod pulls;
 pub(crate) mod puts;
 
 /// Makes a test of each behaviour. `$run` calls it with each way that there is.
@@ -16,6 +17,12 @@ macro_rules! conformance {
             one_byte_odd_lengths_and_odd_addresses_arrive_exactly
             what_moves_nothing_ends_well
             many_small_transfers_end_once_each_failures_among_them
+        }
+        $crate::suite::conformance! {
+            $run: pulls:
+            pulled_pieces_land_where_they_belong_and_nowhere_else
+            pulls_of_all_sizes_arrive_and_a_bad_one_is_refused
+            once_a_pull_is_cancelled_not_a_byte_changes
         }
         $crate::suite::conformance! {
             $run: frames:
