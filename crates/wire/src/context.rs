@@ -12,13 +12,14 @@ use std::ffi::CString;
 use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use ucx_sys::{Status, Ucx, Version};
 
 use crate::error::{OpenError, RegionError};
 use crate::memory::HostMemory;
-use crate::options::ContextOptions;
+use crate::options::{ContextOptions, Pages};
 use crate::region::{Region, RegionId, WeakRegion};
 
 /// One UCX instance. Cheap to clone; lives until the last clone, region and worker are gone.
@@ -33,6 +34,8 @@ struct Inner {
     ucx: &'static Ucx,
     raw: NonNull<ucx_sys::ucp_context>,
     options: ContextOptions,
+    /// Workers started so far.
+    workers: AtomicUsize,
     /// What peers may name as a target of bytes that this process scatters for them.
     regions: Mutex<BTreeMap<RegionId, WeakRegion>>,
 }
@@ -90,7 +93,7 @@ impl Context {
         match NonNull::new(raw) {
             Some(raw) if status == Status::OK => {
                 let (options, regions) = (options.clone(), Mutex::default());
-                Ok(Self { inner: Arc::new(Inner { ucx, raw, options, regions }) })
+                Ok(Self { inner: Arc::new(Inner { ucx, raw, options, workers: AtomicUsize::new(0), regions }) })
             }
             _ if status == Status::ERR_NO_DEVICE => {
                 let given = || std::env::var("UCX_TLS").unwrap_or_else(|_| "all".to_owned());
@@ -119,7 +122,17 @@ impl Context {
     ///
     /// [`RegionError`]: 0 bytes, no memory, or UCX refuses to register.
     pub fn allocate(&self, bytes: u64) -> Result<Region, RegionError> {
-        let memory = HostMemory::allocate(bytes)?;
+        self.allocate_in(bytes, Pages::Normal)
+    }
+
+    /// As [`allocate`](Self::allocate), in pages of the caller's choice.
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError`]: as there, and [`RegionError::HugePages`] if there are not enough of them. Normal ones are not taken
+    /// in their place.
+    pub fn allocate_in(&self, bytes: u64, pages: Pages) -> Result<Region, RegionError> {
+        let memory = HostMemory::allocate(bytes, pages)?;
         Region::register(self, memory)
     }
 
@@ -153,6 +166,13 @@ impl Context {
 
     pub(crate) fn options(&self) -> &ContextOptions {
         &self.inner.options
+    }
+
+    /// The processor for the thread of the next worker, if the options name any.
+    pub(crate) fn next_cpu(&self) -> Option<usize> {
+        let worker = self.inner.workers.fetch_add(1, Ordering::Relaxed); // any order of them will do
+        let cpus = &self.inner.options.cpus;
+        cpus.get(worker.checked_rem(cpus.len())?).copied()
     }
 
     pub(crate) fn add_region(&self, id: RegionId, region: WeakRegion) {

@@ -46,7 +46,7 @@ pub use error::{CommandError, OpenError, PutError, RegionError, TransferError};
 pub use event::{Event, TransferId, TransferStats};
 pub use frame::{FRAME_PAYLOAD_BYTES_MAX, Frame, FrameError, PROTOCOL_VERSION};
 pub use inbox::message::Refusal;
-pub use options::ContextOptions;
+pub use options::{ContextOptions, Pages};
 pub use pieces::{Dim, Piece, SlotPair};
 pub use region::{Region, RegionCard};
 pub use report::{Finding, Report, RouteTrial, TrialError, UcxFound, report};

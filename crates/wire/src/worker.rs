@@ -129,6 +129,9 @@ impl Worker {
         let range = CommandError::Range { base: card.base, bytes: card.bytes };
         let region = RemoteRegion::new(endpoint, key, card).ok_or(range)?;
         let target = self.map(card.share.as_ref(), card.bytes);
+        if let Some(target) = target.as_ref().filter(|_| self.context.options().populate) {
+            target.populate_aside();
+        }
         self.ask(|reply| Command::Import { endpoint, key, card: card.clone(), target, reply })?;
         Ok(region)
     }
