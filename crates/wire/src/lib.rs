@@ -49,7 +49,7 @@ pub use event::{Event, TransferId, TransferStats};
 pub use frame::{FRAME_PAYLOAD_BYTES_MAX, Frame, FrameError, PROTOCOL_VERSION};
 pub use inbox::message::Refusal;
 pub use list::{List, ListError, Run};
-pub use options::ContextOptions;
+pub use options::{ContextOptions, Pages};
 pub use pieces::{Dim, Piece, SlotPair};
 pub use region::{Region, RegionCard};
 pub use report::{Finding, Report, RouteTrial, TrialError, UcxFound, report};

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, Sender as Channel};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::thread::CpuSet;
 use ucx_sys::Status;
 
 use crate::address::WorkerCard;
@@ -161,9 +162,13 @@ struct Progress {
 
 impl Progress {
     fn start(context: Context, epoch: u64, links: Links) -> Result<(Self, Vec<u8>), OpenError> {
+        // Before this thread is pinned, which they would be with it.
+        let copiers = Copiers::start(context.options().copy_threads.saturating_sub(1))?;
+        if let Some(cpu) = context.next_cpu() {
+            pin(cpu)?;
+        }
         let worker = RawWorker::create(context.clone())?;
         worker.event_fd()?; // refused here rather than at the first sleep
-        let copiers = Copiers::start(context.options().copy_threads.saturating_sub(1))?;
         let service = Service::new(&context, &worker)?;
         let address = WorkerCard::new(context.ucx_version(), worker.address()?, service.inbox_card()).to_bytes();
         let progress = Self {
@@ -413,7 +418,7 @@ impl Progress {
             transfers.find(|transfer| transfer.endpoint == endpoint && transfer.stream() == Some(stream))
         });
         match (message.body, transfer) {
-            (Body::Grant { chunks, .. }, Some(transfer)) => transfer.granted(&chunks),
+            (Body::Grant { before, chunks, .. }, Some(transfer)) => transfer.granted(before, &chunks),
             (Body::Landed { .. }, Some(transfer)) => transfer.landed(),
             (Body::Dropped { .. }, Some(transfer)) => transfer.dropped(),
             (Body::Refused { refusal, .. }, Some(transfer)) => transfer.refused(refusal),
@@ -500,6 +505,16 @@ struct Watched {
     endpoint: EndpointId,
     epoch: u64,
     process: Process,
+}
+
+/// Keeps this thread on one processor.
+fn pin(cpu: usize) -> Result<(), OpenError> {
+    let mut set = CpuSet::new();
+    if cpu >= CpuSet::MAX_CPU {
+        return Err(OpenError::Processor { cpu });
+    }
+    set.set(cpu);
+    rustix::thread::sched_setaffinity(None, &set).map_err(|_| OpenError::Processor { cpu })
 }
 
 /// Why an endpoint is no longer there: the peer's failure, else that this side closed it.

@@ -17,11 +17,12 @@ use std::rc::Rc;
 
 use ucx_sys::{Status, Ucx, Version};
 
-use crate::context::Context;
+use crate::context::{Context, environment_unchanged};
 use crate::endpoint::{KeyId, Lane};
 use crate::error::OpenError;
 use crate::frame::FRAME_BYTES_MAX;
 use crate::region::Region;
+use crate::transfer::Direction;
 
 /// The tag of control messages. Data goes by remote writes, so there is only one.
 const CONTROL_TAG: u64 = u64::from_be_bytes(*b"kvferry\0");
@@ -50,6 +51,7 @@ impl RawWorker {
             ..Default::default()
         };
         let mut raw = ptr::null_mut();
+        let _unchanged = environment_unchanged();
         // SAFETY: the context lives as long as `context`; `raw` receives the worker.
         let status = unsafe { context.ucx().ucp_worker_create(context.raw(), &raw const params, &raw mut raw) };
         match NonNull::new(raw) {
@@ -238,7 +240,7 @@ impl RawEndpoint {
         }
     }
 
-    /// Posts one write of a batch. The batch learns of its end.
+    /// Posts one write of a batch, or one read into its regions. The batch learns of its end.
     pub(crate) fn put(&self, batch: &Rc<Batch>, put: &Put) {
         let known = self.keys.get(&put.key).zip(batch.held.get(put.held));
         let Some((key, region)) = known.filter(|(_, region)| region.contains(put.offset, put.bytes)) else {
@@ -255,14 +257,17 @@ impl RawEndpoint {
         param.memh = region.raw();
         param.memory_type = ucx_sys::UCS_MEMORY_TYPE_HOST;
         let count = usize::try_from(put.bytes).expect("inside a region, whose length is a usize");
-        let from = region.address(put.offset).cast();
+        let local = region.address(put.offset).cast::<c_void>();
         batch.outstanding.set(batch.outstanding.get() + 1);
         let ucx = self.worker.ucx();
-        // SAFETY: the range is inside the local region, which the batch holds until the callback, through the count given away
-        // in `param`. The key was unpacked on this endpoint and lives until no put is
-        // outstanding on it.
-        let pointer =
-            unsafe { ucx.ucp_put_nbx(self.raw.as_ptr(), from, count, put.to, key.as_ptr(), &raw const param) };
+        let (endpoint, key) = (self.raw.as_ptr(), key.as_ptr());
+        let pointer = match batch.direction {
+            // SAFETY: the range is inside the local region, which the batch holds until the callback, through the count given
+            // away in `param`. The key was unpacked on this endpoint and lives until no put is outstanding on it.
+            Direction::Put => unsafe { ucx.ucp_put_nbx(endpoint, local, count, put.to, key, &raw const param) },
+            // SAFETY: as above; a region's memory may be written, and no reference into it exists.
+            Direction::Get => unsafe { ucx.ucp_get_nbx(endpoint, local, count, put.to, key, &raw const param) },
+        };
         match ucx_sys::ucs_ptr_request(pointer) {
             Ok(Some(_)) => {}
             Ok(None) => finish_now(&param, |batch: &Batch| batch.finished(Status::OK)),
@@ -372,9 +377,9 @@ impl Closing {
     }
 }
 
-/// One write.
+/// One write, or read the other way.
 pub(crate) struct Put {
-    /// Which of the batch's regions is read.
+    /// Which of the batch's regions is read, or written.
     pub(crate) held: usize,
     pub(crate) offset: u64,
     pub(crate) key: KeyId,
@@ -383,8 +388,9 @@ pub(crate) struct Put {
     pub(crate) bytes: u64,
 }
 
-/// Writes that are waited for together, with the regions they read.
+/// Writes, or reads, that are waited for together, with the local regions that they name.
 pub(crate) struct Batch {
+    direction: Direction,
     held: Vec<Region>,
     ucx: &'static Ucx,
     outstanding: Cell<u64>,
@@ -392,9 +398,9 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    pub(crate) fn new(context: &Context, held: Vec<Region>) -> Rc<Self> {
+    pub(crate) fn new(context: &Context, direction: Direction, held: Vec<Region>) -> Rc<Self> {
         let (outstanding, first_error) = (Cell::new(0), Cell::new(Status::OK));
-        Rc::new(Self { held, ucx: context.ucx(), outstanding, first_error })
+        Rc::new(Self { direction, held, ucx: context.ucx(), outstanding, first_error })
     }
 
     /// Puts that UCX has accepted and not completed.
