@@ -238,7 +238,7 @@ impl Core {
         let mut actions = Vec::new();
         while let Some(subject) = self.timers.pop(now) {
             actions.extend(match subject {
-                Subject::Link(link) => self.link_due(link),
+                Subject::Link(link) => self.link_due(now, link),
                 Subject::Peer(epoch) => self.peer_due(now, epoch),
                 Subject::Choice(key) => self.choice_due(now, key),
                 Subject::Incoming(key, epoch) => self.incoming_due(now, key, epoch),

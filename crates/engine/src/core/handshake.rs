@@ -137,7 +137,7 @@ impl Core {
         }
         if hello.rank != peer.peer.rank || hello.template != peer.peer.template.digest() {
             let (link, peer) = (peer.link, peer.name);
-            return self.not_connected(link, ConnectError::PlansDiffer { peer });
+            return self.not_connected(now, link, ConnectError::PlansDiffer { peer });
         }
         let (link, own_call) = (peer.link, peer.own_call);
         let anew = peer.call.replace(hello.call).is_some_and(|call| call != hello.call);
@@ -232,11 +232,9 @@ impl Core {
             peer.line = Line::Left;
             self.timers.set(Subject::Peer(epoch), None);
         }
-        let source = Status::ERR_CONNECTION_RESET;
-        if self.links.get(&link).is_some_and(|link| link.deadline.is_some()) {
-            return self.not_connected(link, ConnectError::Lost { peer: name, source });
-        }
-        let mut actions = self.end_session(now, epoch, source);
+        let status = Status::ERR_CONNECTION_RESET;
+        let given_up = self.lost_while_connecting(now, link, name, status);
+        let mut actions = given_up.unwrap_or_else(|| self.end_session(now, epoch, status));
         // Whoever leaves has no request under way, and will not begin one of the link that it has forgotten.
         if settled {
             actions.extend(self.source_silenced(epoch));
@@ -266,30 +264,21 @@ impl Core {
     }
 
     /// Forgets a link whose handshake failed. A link that is up stays, whatever its peers say now.
-    pub(super) fn not_connected(&mut self, link: LinkId, error: ConnectError) -> Vec<Action> {
+    pub(super) fn not_connected(&mut self, now: Instant, link: LinkId, error: ConnectError) -> Vec<Action> {
         if self.links.get(&link).is_none_or(|link| link.deadline.is_none()) {
             return Vec::new();
         }
-        // No request was posted on it.
-        let peers = self.links.remove(&link).map(|state| state.peers).unwrap_or_default();
-        self.timers.set(Subject::Link(link), None);
-        let mut actions = Vec::new();
-        for epoch in peers {
-            if let Some(peer) = self.peers.remove(&epoch) {
-                self.timers.set(Subject::Peer(epoch), None);
-                actions.push(self.goodbye(epoch, peer.own_call, true));
-                actions.push(Action::Forget { epoch });
-            }
-        }
+        // No request was posted on it, but a peer may have something from an earlier link.
+        let mut actions = self.disconnect(now, link).unwrap_or_default();
         actions.push(Action::NotConnected { link, error });
         actions
     }
 
-    pub(super) fn link_due(&mut self, link: LinkId) -> Vec<Action> {
+    pub(super) fn link_due(&mut self, now: Instant, link: LinkId) -> Vec<Action> {
         let Some(state) = self.links.get(&link).filter(|link| link.deadline.is_some()) else { return Vec::new() };
         let peers = state.peers.iter().filter_map(|epoch| self.peers.get(epoch));
         let silent = peers.filter(|peer| !peer.is_up()).map(|peer| peer.name).next();
         let waited = self.limits.patience;
-        silent.map_or_else(Vec::new, |peer| self.not_connected(link, ConnectError::NoAnswer { peer, waited }))
+        silent.map_or_else(Vec::new, |peer| self.not_connected(now, link, ConnectError::NoAnswer { peer, waited }))
     }
 }

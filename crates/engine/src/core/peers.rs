@@ -155,7 +155,7 @@ impl Core {
         peer.line = Line::Down { due: Some(due) };
         peer.answers = None;
         self.timers.set(Subject::Peer(epoch), Some(due));
-        if let Some(actions) = self.lost_while_connecting(link, name, status) {
+        if let Some(actions) = self.lost_while_connecting(now, link, name, status) {
             return actions;
         }
         self.end_session(now, epoch, status)
@@ -170,10 +170,8 @@ impl Core {
             self.timers.set(Subject::Peer(epoch), None);
         }
         let status = Status::ERR_CONNECTION_RESET;
-        if let Some(actions) = self.lost_while_connecting(link, name, status) {
-            return actions;
-        }
-        let mut actions = self.end_session(now, epoch, status);
+        let given_up = self.lost_while_connecting(now, link, name, status);
+        let mut actions = given_up.unwrap_or_else(|| self.end_session(now, epoch, status));
         actions.extend(self.source_silenced(epoch));
         actions
     }
@@ -283,8 +281,14 @@ impl Core {
     }
 
     /// `None` if the link's handshake is over.
-    fn lost_while_connecting(&mut self, link: LinkId, peer: PeerName, source: Status) -> Option<Vec<Action>> {
+    pub(super) fn lost_while_connecting(
+        &mut self,
+        now: Instant,
+        link: LinkId,
+        peer: PeerName,
+        source: Status,
+    ) -> Option<Vec<Action>> {
         self.links.get(&link)?.deadline()?;
-        Some(self.not_connected(link, ConnectError::Lost { peer, source }))
+        Some(self.not_connected(now, link, ConnectError::Lost { peer, source }))
     }
 }

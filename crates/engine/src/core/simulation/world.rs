@@ -159,6 +159,18 @@ impl World {
         self.act(index, actions);
     }
 
+    /// Leaves the link, if no request is under way.
+    fn disconnect(&mut self, index: usize) {
+        let rank = &mut self.ranks[index];
+        if rank.frozen || rank.connected != Some(true) || rank.core.under_way(rank.link).is_some() {
+            return;
+        }
+        rank.connected = Some(false);
+        let actions = rank.core.disconnect(self.now, rank.link).expect("it is connected");
+        self.say(|| format!("{}: leaves", self.ranks[index].epoch));
+        self.act(index, actions);
+    }
+
     fn act(&mut self, index: usize, actions: Vec<Action>) {
         let epoch = self.ranks[index].epoch;
         for action in actions {
@@ -506,7 +518,16 @@ impl World {
                     self.say(|| format!("{epoch}: frozen or continued"));
                     self.ranks[index].frozen ^= true;
                 }
-                95 if self.ranks[index].alive && self.random.one_in(2) => self.kill(index),
+                95 if self.ranks[index].alive => match self.random.below(4) {
+                    0 if self.runs(index) => {
+                        // In good order.
+                        let actions = self.ranks[index].core.stop();
+                        self.act(index, actions);
+                        self.kill(index);
+                    }
+                    1 | 2 => self.kill(index),
+                    _ => self.disconnect(index),
+                },
                 96 | 97 if !self.ranks[index].alive => self.restart(index),
                 98 if self.random.one_in(2) => {
                     // A connection fails, on one side.
