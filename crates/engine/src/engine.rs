@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{self, Receiver, Sender};
 use kvferry_layout::{Extent, PageTable};
-use kvferry_match::BlockMap;
+use kvferry_match::{BlockMap, Side};
 use kvferry_wire::{Context, ContextOptions, EndpointId, Event, Region, Route, TransferId, Version, Worker};
 use parking_lot::Mutex;
 
@@ -19,6 +19,7 @@ use crate::message::{Message, RequestKey};
 use crate::peer::WirePeer;
 use crate::report::{Received, Sent};
 use crate::survey::{Survey, survey};
+use crate::telemetry::Telemetry;
 use crate::transfer::{Completion, Receive, Send, Transfer};
 
 /// How an engine is set up.
@@ -70,6 +71,7 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     core: Core,
+    telemetry: Telemetry,
     published: Option<Published>,
     /// By epoch.
     peers: BTreeMap<u64, WirePeer>,
@@ -108,6 +110,7 @@ impl Engine {
         let (worker, events) = Worker::start(&context, getrandom::u64()?)?;
         let state = State {
             core: Core::new(patience),
+            telemetry: Telemetry::new(),
             published: None,
             peers: BTreeMap::new(),
             epochs: BTreeMap::new(),
@@ -286,6 +289,7 @@ impl Engine {
         block_maps: &[BlockMap],
         tokens: Range<u64>,
     ) -> Result<Receive, PostError> {
+        let posted = Instant::now();
         let mut state = self.shared.state.lock();
         if state.stopped {
             return Err(PostError::Stopped);
@@ -294,7 +298,9 @@ impl Engine {
         let actions = state.core.receive(Instant::now(), ticket, block_maps, &tokens)?;
         let completion = Completion::new();
         state.receives.insert(ticket, completion.clone());
+        state.telemetry.begun(Side::Destination, ticket, &tokens, posted);
         self.shared.perform(&mut state, actions);
+        state.telemetry.posted(Side::Destination, posted.elapsed());
         Ok(Transfer::new(completion))
     }
 
@@ -312,15 +318,18 @@ impl Engine {
         block_maps: Vec<BlockMap>,
         tokens: Range<u64>,
     ) -> Result<Send, PostError> {
+        let posted = Instant::now();
         let mut state = self.shared.state.lock();
         if state.stopped {
             return Err(PostError::Stopped);
         }
         let ticket = Ticket { link: self.shared.id_of(link)?, key };
-        let actions = state.core.send(Instant::now(), ticket, block_maps, tokens)?;
+        let actions = state.core.send(Instant::now(), ticket, block_maps, tokens.clone())?;
         let completion = Completion::new();
         state.sends.insert(ticket, completion.clone());
+        state.telemetry.begun(Side::Source, ticket, &tokens, posted);
         self.shared.perform(&mut state, actions);
+        state.telemetry.posted(Side::Source, posted.elapsed());
         Ok(Transfer::new(completion))
     }
 }
@@ -376,11 +385,13 @@ impl State {
             Event::Frame(frame) => match Message::decode(frame.kind, &frame.payload) {
                 Ok(message) => self.core.heard(now, frame.source_epoch, message),
                 Err(error) => {
+                    self.telemetry.dropped_frame();
                     tracing::warn!(epoch = frame.source_epoch, %error, "dropped a message");
                     Vec::new()
                 }
             },
             Event::BadFrame(error) => {
+                self.telemetry.dropped_frame();
                 tracing::warn!(%error, "dropped a frame");
                 Vec::new()
             }
@@ -454,11 +465,13 @@ impl Shared {
                         }
                     }
                     Action::Sent { ticket, outcome } => {
+                        state.telemetry.sent(Instant::now(), ticket, &outcome);
                         if let Some(send) = state.sends.remove(&ticket) {
                             send.end(outcome);
                         }
                     }
                     Action::Received { ticket, outcome } => {
+                        state.telemetry.received(Instant::now(), ticket, &outcome);
                         if let Some(receive) = state.receives.remove(&ticket) {
                             receive.end(outcome);
                         }

@@ -9,6 +9,7 @@ mod message;
 mod peer;
 mod report;
 mod survey;
+pub mod telemetry;
 mod transfer;
 
 pub use engine::{Engine, EngineOptions, Link};
