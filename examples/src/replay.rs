@@ -166,7 +166,7 @@ fn carry_out(
         account: dispatcher.account(),
         requests: trace.requests.len(),
         figures: Figures::of(&records, elapsed),
-        quarantined: dispatcher.decode().quarantined(),
+        quarantined: dispatcher.quarantined(),
         audited_blocks,
     };
     Ok((report, failed))

@@ -102,6 +102,17 @@ impl Direct {
         self.job.active.load(Ordering::SeqCst)
     }
 
+    /// Copies no more. `Some` when nobody copies any more: well, if nothing was left to copy.
+    pub(crate) fn stop(&self) -> Option<Result<(), PutError>> {
+        if self.abandon() > 0 {
+            return None;
+        }
+        if self.moved_bytes() < self.job.work.size.bytes {
+            return Some(Err(PutError::Cancelled));
+        }
+        Some(self.withdrawn().map_or(Ok(()), Err))
+    }
+
     /// Copies a slice. `Some` at the end, when nobody copies any more.
     pub(crate) fn step(&mut self) -> Option<Result<(), PutError>> {
         if let Some(error) = self.withdrawn() {

@@ -197,11 +197,14 @@ pub enum TransferError {
     Command(#[from] CommandError),
 }
 
-/// A posted transfer failed. Treat every byte of its destination as unwritten, and as still exposed to a late write
-/// until the peer is fenced.
+/// A posted transfer failed. Treat every byte of its destination as unwritten, and, if
+/// [`may_still_arrive`](Self::may_still_arrive) says so, as still exposed to a late write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PutError {
+    /// [`Worker::cancel`](crate::Worker::cancel): some of the bytes may have been written, none of the others is any more.
+    #[error("the transfer was cancelled")]
+    Cancelled,
     /// The peer is gone, or this side closed the endpoint. Connect again.
     #[error("the endpoint failed")]
     Endpoint {
@@ -244,4 +247,19 @@ pub enum PutError {
         /// UCX's reason.
         source: Status,
     },
+}
+
+impl PutError {
+    /// Whether bytes of the transfer may still be written after its end: see [`Worker`](crate::Worker) for until when.
+    #[must_use]
+    pub fn may_still_arrive(&self) -> bool {
+        match self {
+            Self::Endpoint { .. } | Self::Put { .. } | Self::Flush { .. } => true,
+            Self::Cancelled
+            | Self::Withdrawn { .. }
+            | Self::Refused { .. }
+            | Self::RouteUnavailable { .. }
+            | Self::NoMemory => false,
+        }
+    }
 }

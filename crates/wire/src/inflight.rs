@@ -31,6 +31,7 @@ pub(crate) struct InFlight {
     told: (Instant, u64),
     /// The last time something moved, and how much had by then.
     moved: (Instant, Mark),
+    cancelled: bool,
 }
 
 /// What of a transfer has happened: it changes when something moves.
@@ -63,7 +64,21 @@ impl InFlight {
             None => (Carrier::Ended(Ok(())), (Route::Runs, RouteReason::Empty)),
         };
         let now = Instant::now();
-        Self { endpoint, transfer, work, carrier, route, started: now, told: (now, 0), moved: (now, (0, 0)) }
+        let (told, moved) = ((now, 0), (now, (0, 0)));
+        Self { endpoint, transfer, work, carrier, route, started: now, told, moved, cancelled: false }
+    }
+
+    /// Gives the transfer up: it ends when nothing of it can be written any more.
+    pub(crate) fn cancel(&mut self) {
+        if std::mem::replace(&mut self.cancelled, true) {
+            return;
+        }
+        self.moved.0 = Instant::now(); // a peer that must agree has the whole deadline for it
+        match &mut self.carrier {
+            Carrier::Runs(runs) => runs.stop(),
+            Carrier::Inbox(filling) => filling.stop(PutError::Cancelled),
+            Carrier::Direct(_) | Carrier::Ended(_) => {}
+        }
     }
 
     pub(crate) fn moved_bytes(&self) -> u64 {
@@ -130,6 +145,12 @@ impl InFlight {
         }
     }
 
+    pub(crate) fn dropped(&mut self) {
+        if let Carrier::Inbox(filling) = &mut self.carrier {
+            filling.dropped();
+        }
+    }
+
     pub(crate) fn refused(&mut self, refusal: Refusal) {
         if let Carrier::Inbox(filling) = &mut self.carrier {
             filling.refused(refusal, &self.work);
@@ -170,10 +191,13 @@ impl InFlight {
     ) -> Option<Result<(), PutError>> {
         match &mut self.carrier {
             Carrier::Runs(runs) => runs.step(&self.work, &connection.raw),
-            Carrier::Direct(direct) => direct.step().map(|result| match connection.failure(true) {
-                Status::OK => result,
-                source => Err(PutError::Endpoint { source }),
-            }),
+            Carrier::Direct(direct) => {
+                let ended = if self.cancelled { direct.stop() } else { direct.step() };
+                ended.map(|result| match connection.failure(true) {
+                    Status::OK => result,
+                    source => Err(PutError::Endpoint { source }),
+                })
+            }
             Carrier::Ended(result) => Some(*result),
             Carrier::Inbox(filling) => {
                 let Some(inbox) = connection.inbox().cloned() else {

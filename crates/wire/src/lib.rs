@@ -24,6 +24,7 @@ mod event;
 mod frame;
 mod inbox;
 mod inflight;
+mod listener;
 mod memory;
 mod options;
 mod pieces;

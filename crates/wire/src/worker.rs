@@ -1,5 +1,6 @@
 //! A progress thread and the handle that commands it.
 
+use std::cell::RefCell;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use crate::endpoint::{EndpointId, KeyId, Lane, RemoteRegion};
 use crate::error::{CommandError, OpenError, TransferError};
 use crate::event::{Event, TransferId};
 use crate::frame::FRAME_PAYLOAD_BYTES_MAX;
+use crate::listener::Listener;
 use crate::process::Process;
 use crate::progress::{self, Command, Notice, Posted};
 use crate::region::RegionCard;
@@ -34,6 +36,29 @@ const COMMANDS_MAX: usize = 1024;
 ///
 /// Dropping it tells it to stop: frames already given to it are flushed for up to a second, what has not completed by then is
 /// cut off.
+///
+/// # What has arrived, and what still may
+///
+/// Every transfer ends in one [`Event::TransferDone`]. `Ok` means that the bytes are visible to the peer, not merely that
+/// this side is done with its own; before it they may be, in any part and order. After an error any part of them may be.
+/// Whether more can follow is said by [`PutError::may_still_arrive`](crate::PutError::may_still_arrive), and until when here:
+///
+/// | what happened | how its transfers end | what is written later |
+/// | --- | --- | --- |
+/// | [`cancel`](Self::cancel), direct | `Cancelled`, when the slices that are being copied are done | nothing |
+/// | cancel, runs | `Cancelled`, when the puts that were posted have completed and been flushed | nothing |
+/// | cancel, landing and staged | `Cancelled`, when the target has dropped what it had not scattered, and said so | nothing |
+/// | cancel, and the peer is silent | as a stopped peer's | as a stopped peer's |
+/// | [`close`](Self::close) | `Endpoint` with `ERR_CANCELED`, at once | what was posted or filled, until the peer has read its end of the connection: half a second, if it runs |
+/// | the peer is killed before or during | `Endpoint` or `Put`; [`Event::EndpointFailed`] once | nothing: its memory went with it, and copies into what is mapped here are over |
+/// | the peer is killed after | `Ok`, which no later event takes back | nothing |
+/// | the peer is stopped | direct: as ever. The others wait, and are whole if it goes on before [`stall_deadline`](crate::ContextOptions::stall_deadline); else `Endpoint` with `ERR_TIMED_OUT` | what had left this side, whenever the peer goes on |
+/// | the target is unregistered | `Withdrawn`, if the peer is on this host or the bytes take its inbox; a put over a network to memory that is not there breaks the connection, and one to memory that is still mapped writes it | nothing, or what was posted |
+/// | this process is killed | | at the target: what had left this side, until it has seen the connection break |
+///
+/// A peer that comes back has another address, epoch and cards. Connecting to it needs nothing to be restarted here: what
+/// belongs to its earlier life stays dead ([`CommandError::NoEndpoint`], [`CommandError::Foreign`]), and a frame meant for
+/// another epoch is dropped ([`Event::BadFrame`]).
 #[derive(Debug)]
 pub struct Worker {
     context: Context,
@@ -52,19 +77,42 @@ impl Worker {
     ///
     /// [`OpenError`]; no thread is left behind.
     pub fn start(context: &Context, epoch: u64) -> Result<(Self, Receiver<Event>), OpenError> {
-        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?);
-        let (commands, command_queue) = bounded(COMMANDS_MAX);
         let (event_queue, events) = unbounded();
+        Ok((Self::spawn(context, epoch, Listener::Queue(event_queue), bounded(COMMANDS_MAX))?, events))
+    }
+
+    /// As [`start`](Self::start), but `handler` is called with each event on the progress thread: nobody has to be woken to
+    /// hear of it. It must not block, and may call everything here that does not wait for an answer. Commands are not
+    /// bounded then, or a handler could wait for the thread that it is on: its owner bounds them.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start).
+    pub fn start_with(
+        context: &Context,
+        epoch: u64,
+        handler: impl FnMut(Event) + Send + 'static,
+    ) -> Result<Self, OpenError> {
+        Self::spawn(context, epoch, Listener::Handler(RefCell::new(Box::new(handler))), unbounded())
+    }
+
+    fn spawn(
+        context: &Context,
+        epoch: u64,
+        listener: Listener,
+        (commands, command_queue): (Sender<Command>, Receiver<Command>),
+    ) -> Result<Self, OpenError> {
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?);
         let (started, start) = bounded(1);
         let (stop, stopped) = bounded(0);
-        let links = progress::Links { commands: command_queue, events: event_queue, wake: wake.clone() };
+        let links = progress::Links { commands: command_queue, listener, wake: wake.clone() };
         let (context, its_context) = (context.clone(), context.clone());
         thread::Builder::new().name("kvferry-wire".to_owned()).spawn(move || {
             progress::run(its_context, epoch, links, &started);
             drop(stop); // the handle sees the channel disconnect
         })?;
         let address = start.recv().map_err(|_| io::Error::other("the progress thread ended at once"))??;
-        Ok((Self { context, address, epoch, commands, wake, stopped }, events))
+        Ok(Self { context, address, epoch, commands, wake, stopped })
     }
 
     /// What a peer needs to connect.
@@ -118,9 +166,10 @@ impl Worker {
             return Neighbour::default();
         };
         let process = Process::open(share.process());
-        let inbox = self.map(Some(&share), region.bytes);
+        let inbox = Mapped::open(&share, region.bytes).map(Arc::new);
+        // Whether it lives is worth knowing, also where the transports forbid to use its memory.
         let process = process.filter(|_| inbox.is_some());
-        Neighbour { inbox, process }
+        Neighbour { inbox: inbox.filter(|_| self.context.options().allows_shared_memory()), process }
     }
 
     /// Maps memory of a peer, if it runs on this host and the transports do not forbid it.
@@ -189,6 +238,18 @@ impl Worker {
         Ok(self.command(Command::Put(Posted { endpoint, transfer, work, notice }))?)
     }
 
+    /// Gives up whatever is under way by the name of `transfer`. It ends with
+    /// [`PutError::Cancelled`](crate::PutError::Cancelled) in place of its bytes, or with its own end if that comes first,
+    /// once nothing of it can be written any more: see [`Worker`] for what that takes. A transfer that is not known, or has
+    /// ended, is left alone.
+    ///
+    /// # Errors
+    ///
+    /// [`CommandError`] if the worker has stopped.
+    pub fn cancel(&self, transfer: TransferId) -> Result<(), CommandError> {
+        self.command(Command::Cancel { transfer })
+    }
+
     /// The transports that UCX chose for the endpoint, once it stands; `None` before UCX 1.14, which does not say.
     ///
     /// # Errors
@@ -223,16 +284,22 @@ impl Worker {
         progress::wake(&self.wake);
         Ok(())
     }
-}
 
-impl Drop for Worker {
-    fn drop(&mut self) {
+    /// Stops the thread and waits until it has. What it held of its owner, the handler of events for one, is dropped with
+    /// it. Everything after that is [`CommandError::Stopped`].
+    pub fn stop(&self) {
         if self.command(Command::Stop).is_ok() {
             // Ends with the thread; past the deadline the thread is stuck inside UCX and is left to the process's end.
             if self.stopped.recv_timeout(COMMAND_DEADLINE) == Err(crossbeam::channel::RecvTimeoutError::Timeout) {
                 tracing::error!("the progress thread did not stop");
             }
         }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.stop();
     }
 }
 

@@ -57,9 +57,18 @@ pub enum End {
     Failed {
         /// Why, in one line.
         line: String,
-        /// Whether somebody may still write to its frames at the decode instance.
-        exposed: bool,
+        /// Its frames that somebody may still touch.
+        exposed: Exposed,
     },
+}
+
+/// Instances at which somebody may still touch the frames of a request that has ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Exposed {
+    /// At the prefill instance, to read them.
+    pub source: bool,
+    /// At the decode instance, to write to them.
+    pub destination: bool,
 }
 
 /// What became of a request, for good.
@@ -199,22 +208,21 @@ impl Dispatcher {
         let verdict = match end {
             End::Arrived => {
                 self.prefill.publish(&mut source);
+                self.prefill.give_back(source);
                 self.decode.publish(&mut destination);
                 self.generating.push(Reverse((now.saturating_add(generation), request)));
                 self.leases.insert(request, destination);
                 Verdict::Done
             }
             End::Failed { line, exposed } => {
-                if exposed {
-                    self.decode.quarantine(destination);
-                } else {
-                    self.decode.give_back(destination);
-                }
+                let leave = |pool: &mut Pool, lease: Lease, exposed: bool| {
+                    if exposed { pool.quarantine(lease) } else { pool.give_back(lease) }
+                };
+                leave(&mut self.prefill, source, exposed.source);
+                leave(&mut self.decode, destination, exposed.destination);
                 Verdict::Failed { line }
             }
         };
-        // A send that has ended reads its blocks no more.
-        self.prefill.give_back(source);
         self.verdicts[request] = Some(verdict);
     }
 
@@ -246,6 +254,11 @@ impl Dispatcher {
     /// What became of each request, in the trace's order; `None` if that is not known yet.
     pub fn verdicts(&self) -> &[Option<Verdict>] {
         &self.verdicts
+    }
+
+    /// Frames, of both instances, that are not used again because somebody may still touch them.
+    pub fn quarantined(&self) -> usize {
+        self.prefill.quarantined() + self.decode.quarantined()
     }
 
     /// The decode instance's pool.
@@ -353,7 +366,10 @@ mod tests {
         let trace = trace(&[(0, 0, &[1]), (0, 0, &[1]), (0, 0, &[1, 2, 3])]);
         let mut dispatcher = Dispatcher::new(&trace, rules(3));
         dispatcher.step(Duration::ZERO, &trace);
-        let failed = |exposed| End::Failed { line: "lost".into(), exposed };
+        let failed = |destination| {
+            let exposed = Exposed { source: false, destination };
+            End::Failed { line: "lost".into(), exposed }
+        };
         dispatcher.ended(MS, 0, failed(false));
         assert_eq!(dispatcher.decode().capacity(), 3);
         dispatcher.ended(MS, 1, failed(true));
@@ -385,7 +401,10 @@ mod tests {
                 if let Some(at) = moving.iter().position(|(end, _)| *end <= steps) {
                     let (_, request) = moving.remove(at).unwrap();
                     let end = match request % 50 {
-                        49 => End::Failed { line: "stalled".into(), exposed: request % 100 == 49 },
+                        49 => {
+                            let (source, destination) = (request % 150 == 49, request % 100 == 49);
+                            End::Failed { line: "stalled".into(), exposed: Exposed { source, destination } }
+                        }
                         _ => End::Arrived,
                     };
                     dispatcher.ended(now, request, end);

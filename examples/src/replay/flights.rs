@@ -9,7 +9,7 @@ use crossbeam::channel::RecvTimeoutError;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::meet::{Member, Side};
-use crate::replay::dispatch::{Begin, Dispatcher, End};
+use crate::replay::dispatch::{Begin, Dispatcher, End, Exposed};
 use crate::replay::options::ReplayOptions;
 use crate::replay::pool::Frame;
 use crate::replay::ranks::{Crew, Done, Failed, Moved, Placed, Rank, Task};
@@ -54,7 +54,8 @@ struct Flight {
     /// Ranks that have not said that they are done with what they do now.
     waits_for: usize,
     legs: Vec<Leg>,
-    failed: Option<Failed>,
+    /// The first reason, and what may still be touched.
+    failed: Option<(String, Exposed)>,
 }
 
 /// What stays the same during a replay.
@@ -176,11 +177,11 @@ impl Replay<'_> {
         let wrote = matches!(done, Done::Written(_));
         match done {
             Done::Written(Ok(())) => {}
-            Done::Written(Err(line)) => flight.fail(Failed { line, exposed: false }),
+            Done::Written(Err(line)) => flight.fail(member.side, Failed { line, exposed: false }),
             Done::Moved(Moved { posted, ended, outcome, checked_bytes }) => {
                 let since = |at: Instant| at.saturating_duration_since(self.start);
                 let (posted, ended) = (since(posted), since(ended));
-                let parts = outcome.map_err(|failed| flight.fail(failed)).ok();
+                let parts = outcome.map_err(|failed| flight.fail(member.side, failed)).ok();
                 flight.legs.push(Leg { member, posted, ended, parts, checked_bytes });
             }
         }
@@ -194,7 +195,7 @@ impl Replay<'_> {
         let flight = flights.remove(&request)?;
         let end = match &flight.failed {
             None => End::Arrived,
-            Some(Failed { line, exposed }) => End::Failed { line: line.clone(), exposed: *exposed },
+            Some((line, exposed)) => End::Failed { line: line.clone(), exposed: *exposed },
         };
         Some((self.record(flight), end))
     }
@@ -231,10 +232,11 @@ impl Replay<'_> {
 
 impl Flight {
     /// The first failure is the one that is told; any may leave frames exposed.
-    fn fail(&mut self, failed: Failed) {
-        match &mut self.failed {
-            Some(first) => first.exposed |= failed.exposed,
-            None => self.failed = Some(failed),
+    fn fail(&mut self, side: Side, failed: Failed) {
+        let (_, exposed) = self.failed.get_or_insert_with(|| (failed.line, Exposed::default()));
+        match side {
+            Side::Sender => exposed.source |= failed.exposed,
+            Side::Receiver => exposed.destination |= failed.exposed,
         }
     }
 }

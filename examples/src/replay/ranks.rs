@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, Sender, unbounded};
 use kvferry::{
-    ConnectError, Engine, EngineOptions, Link, Outcome, PostError, PublishError, RequestError, RequestKey, StartError,
-    Transfer,
+    ConnectError, Engine, EngineOptions, Link, Outcome, PostError, PublishError, RequestKey, StartError, Transfer,
 };
 use kvferry_layout::PageTable;
 use kvferry_match::BlockMap;
@@ -138,7 +137,7 @@ pub struct Part {
 pub struct Failed {
     /// In one line.
     pub line: String,
-    /// Whether somebody may still write to its frames.
+    /// Whether somebody may still touch its frames.
     pub exposed: bool,
 }
 
@@ -173,6 +172,7 @@ pub fn start(setup: &Setup, moving: &MoveOptions, seed: u64) -> Result<Vec<Arc<R
             transports: moving.transport.clone(),
             route: moving.route,
             patience: moving.deadline(),
+            ..EngineOptions::default()
         };
         let engine = Engine::start(options).map_err(|source| RanksError::Start { member, source: Box::new(source) })?;
         let failed = |source| RanksError::Publish { member, source: Box::new(source) };
@@ -293,10 +293,18 @@ impl Rank {
         part: impl Fn(&R) -> Part,
     ) -> Result<Vec<Part>, Failed> {
         let transfer = posted.map_err(|error| Failed { line: failure::line(&error), exposed: false })?;
-        match self.wait(&transfer) {
-            Some(Ok(parts)) => Ok(parts.iter().map(part).collect()),
-            Some(Err(error)) => Err(Failed { line: failure::line(&*error), exposed: is_exposed(&error) }),
-            None => Err(Failed { line: "the transfer has not ended, and nothing moves".to_owned(), exposed: true }),
+        let ended = match self.wait(&transfer) {
+            Some(ended) => ended,
+            None => {
+                transfer.cancel();
+                return Err(Failed { line: "the transfer has not ended, and nothing moves".to_owned(), exposed: true });
+            }
+        };
+        // The frames are the pool's again when the engine says so, which after a good end it does at once.
+        match (ended, transfer.wait_quiet(self.deadline)) {
+            (Ok(parts), Ok(_)) => Ok(parts.iter().map(part).collect()),
+            (Ok(_), Err(error)) => Err(Failed { line: failure::line(&error), exposed: true }),
+            (Err(error), quiet) => Err(Failed { line: failure::line(&*error), exposed: quiet.is_err() }),
         }
     }
 
@@ -314,11 +322,6 @@ impl Rank {
             moved_bytes = now;
         }
     }
-}
-
-/// Whether a failed receive leaves somebody who may write to its slots.
-fn is_exposed(error: &RequestError) -> bool {
-    error.may_still_write().next().is_some() || error.errors.iter().any(|error| error.peer().is_none())
 }
 
 impl Crew {

@@ -31,7 +31,7 @@ pub struct Report {
     pub requests: usize,
     /// What was measured.
     pub figures: Figures,
-    /// Frames at the decode instance that somebody may still write to.
+    /// Frames of both instances that somebody may still touch.
     pub quarantined: usize,
     /// With `--verify`: blocks that the decode instance still held at the end, each of which was compared once more.
     pub audited_blocks: Option<usize>,
@@ -142,7 +142,7 @@ impl Report {
             ));
         }
         if self.quarantined > 0 {
-            lines.push(format!("lost      room for {} blocks, which somebody may still write to", self.quarantined));
+            lines.push(format!("lost      room for {} blocks, which somebody may still touch", self.quarantined));
         }
         let all = if self.is_complete() { "all accounted for" } else { "SOME UNACCOUNTED FOR" };
         lines.push(format!(

@@ -263,7 +263,7 @@ mod tests {
         for (second, expected) in [
             ("{", "not a request: EOF while parsing an object at line 1 column 1"),
             ("{}", "not a request: missing field `timestamp` at line 1 column 2"),
-            (&line(5, 1, 1, "-1"), "not a request: invalid value: integer `-1`, expected u64 at line 1 column 69"),
+            (&line(5, 1, 1, "-1"), "not a request: invalid value: integer `-1`, expected u64 at line 1 column 64"),
             ("\u{fffd}", "not a request: expected value at line 1 column 1"),
             (&line(4, 1, 1, "1"), "timestamp 4 is before that of the request in front of it, 5"),
             (&line(5, 0, 1, ""), "input_length 0 is not in 1..=268435456"),

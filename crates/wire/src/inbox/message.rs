@@ -9,6 +9,8 @@
 //!   Filled {..., bytes}        ->       or: put these bytes into it, where puts cannot be had
 //!                              <-     Landed, when all of it has been scattered
 //!                              <-     Refused {refusal}, instead
+//!   Drop                       ->       nothing more comes of this stream, none of its chunks is written any more
+//!                              <-     Dropped: nothing of it is scattered any more
 //!   Bye                        ->       nothing more comes, no chunk is written any more
 //! ```
 
@@ -72,6 +74,13 @@ pub(crate) enum Body {
         refusal: Refusal,
     },
     Bye,
+    /// The source gives a stream up, and has nothing under way into its chunks.
+    Drop {
+        stream: StreamId,
+    },
+    Dropped {
+        stream: StreamId,
+    },
 }
 
 impl Message {
@@ -196,6 +205,8 @@ mod tests {
             Body::Filled { stream, index: 1, chunk: 2, bytes: vec![5; 300] },
             Body::Refused { stream, refusal: Refusal::Outside { part: 4 } },
             Body::Bye,
+            Body::Drop { stream },
+            Body::Dropped { stream },
         ] {
             let message = Message { connection: ConnectionId(1), body };
             assert_eq!(Message::parse(&message.encode()), Some(message));

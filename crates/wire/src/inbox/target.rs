@@ -172,6 +172,11 @@ impl Inbox {
         self.scatter_turns.retain(|other| *other != peer);
     }
 
+    /// Whether a worker of this epoch has a connection here.
+    pub(crate) fn knows(&self, epoch: u64) -> bool {
+        self.connections.keys().any(|peer| peer.epoch == epoch)
+    }
+
     /// The next bytes of a description. When it is complete it is checked, and refused or taken.
     pub(crate) fn describe(
         &mut self,
@@ -237,6 +242,21 @@ impl Inbox {
             stream.open.remove(&chunk);
             stream.ready.push_back((index, chunk));
         }
+    }
+
+    /// The peer gives a stream up and writes none of its chunks any more. What it has filled is forgotten.
+    pub(crate) fn drop_stream(&mut self, peer: Peer, stream: StreamId) -> Option<Reply> {
+        let connection = self.connections.get_mut(&peer)?;
+        if let Some((total, _)) = connection.arriving.remove(&stream) {
+            connection.description_bytes -= total;
+        }
+        if let Some(dropped) = connection.streams.remove(&stream) {
+            connection.description_bytes -= dropped.description_bytes;
+            connection.held -= dropped.open.len() + dropped.ready.len();
+            self.free.extend(dropped.open);
+            self.free.extend(dropped.ready.iter().map(|(_, chunk)| chunk));
+        }
+        Some((peer, Body::Dropped { stream }))
     }
 
     /// Scatters one chunk of the connection whose turn it is. `None` if there is none.
