@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
@@ -193,7 +194,7 @@ pub fn start(setup: &Setup, moving: &MoveOptions, seed: u64) -> Result<Vec<Arc<R
     let connect = &connect;
     let links: Vec<Result<Link, RanksError>> = thread::scope(|scope| {
         let connecting: Vec<_> = engines.iter().map(|rank| scope.spawn(move || connect(rank))).collect();
-        connecting.into_iter().map(|link| link.join().expect("connecting does not panic")).collect()
+        connecting.into_iter().map(|link| link.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
     });
     let ranks = engines.into_iter().zip(links).map(|((member, engine, table, regions), link)| {
         let slots_per_frame = match member.side {
