@@ -165,6 +165,7 @@ fn carry_out(
     let report = Report {
         account: dispatcher.account(),
         requests: trace.requests.len(),
+        ucx: ranks[0].ucx_version(),
         figures: Figures::of(&records, elapsed),
         quarantined: dispatcher.quarantined(),
         audited_blocks,

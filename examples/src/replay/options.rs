@@ -33,7 +33,7 @@ pub struct ReplayOptions {
     pub trace: Option<PathBuf>,
     /// Only the first so many requests of the trace; of a made one the number of requests, 200 without this.
     /// Example: --requests 2000
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub requests: Option<u32>,
     /// Times as fast as in the trace requests arrive and tokens are generated; max begins a request as soon as there is room,
     /// and generates nothing.
@@ -54,7 +54,7 @@ pub struct ReplayOptions {
     pub pool_blocks: u32,
     /// Requests that are moved at a time at most. Others wait.
     /// Example: --in-flight 32
-    #[arg(long, value_name = "COUNT", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=256))]
+    #[arg(long, value_name = "COUNT", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=128))]
     pub in_flight: u32,
     /// Model whose cache is moved: one of `models/` or the path of a config.json. One that keeps every token.
     /// Example: --model llama-3.1-8b

@@ -13,7 +13,7 @@ use kvferry::{
 };
 use kvferry_layout::PageTable;
 use kvferry_match::BlockMap;
-use kvferry_wire::{Region, Version};
+use kvferry_wire::{Region, Route, Version};
 
 use crate::failure;
 use crate::meet::{Member, Side};
@@ -131,6 +131,8 @@ pub struct Part {
     pub bytes: u64,
     /// A prefill rank: from the first write to the last byte's being there. A decode rank: from asking to being told.
     pub elapsed: Duration,
+    /// How they went. A decode rank does not know.
+    pub route: Option<Route>,
 }
 
 /// Why a rank's part of a request failed.
@@ -271,10 +273,12 @@ impl Rank {
             Side::Sender => self.finish(self.engine.send(self.link, key, maps, tokens), |sent| Part {
                 bytes: sent.bytes,
                 elapsed: sent.elapsed,
+                route: Some(sent.route),
             }),
             Side::Receiver => self.finish(self.engine.receive(self.link, key, &maps, tokens), |received| Part {
                 bytes: received.bytes,
                 elapsed: received.elapsed,
+                route: None,
             }),
         };
         let ended = Instant::now();

@@ -1,5 +1,6 @@
 //! What is known of each request that was moved, and the figures that follow.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -81,6 +82,8 @@ pub struct Figures {
     pub wait: Quantiles,
     /// Bytes compared at decode ranks and found right.
     pub checked_bytes: u64,
+    /// Bytes by the way that they took.
+    pub routes: BTreeMap<String, u64>,
 }
 
 impl Record {
@@ -133,6 +136,11 @@ impl Figures {
         let with_bytes = || done().filter(|record| record.moved_bytes() > 0);
         let receiving = records.iter().flat_map(|record| record.of_side(Side::Receiver)).filter(|leg| leg.bytes() > 0);
         let writes = done().flat_map(|record| record.of_side(Side::Sender)).flat_map(|leg| leg.parts.iter().flatten());
+        let writes: Vec<&Part> = writes.filter(|part| part.bytes > 0).collect();
+        let mut routes = BTreeMap::new();
+        for (route, bytes) in writes.iter().filter_map(|part| Some((part.route?, part.bytes))) {
+            *routes.entry(route.to_string()).or_default() += bytes;
+        }
         Self {
             elapsed_s: elapsed.as_secs_f64(),
             moving_s: union(receiving.map(|leg| (leg.posted, leg.ended)).collect()).as_secs_f64(),
@@ -142,9 +150,10 @@ impl Figures {
             reused_blocks: done().map(|record| record.reused).sum(),
             nothing_to_move: done().count() - with_bytes().count(),
             transfer: Quantiles::of(with_bytes().filter_map(Record::transfer).collect()),
-            write: Quantiles::of(writes.filter(|part| part.bytes > 0).map(|part| part.elapsed).collect()),
+            write: Quantiles::of(writes.iter().map(|part| part.elapsed).collect()),
             wait: Quantiles::of(done().map(|record| record.begun.saturating_sub(record.arrived)).collect()),
             checked_bytes: records.iter().flat_map(|record| &record.legs).map(|leg| leg.checked_bytes).sum(),
+            routes,
         }
     }
 
@@ -176,6 +185,8 @@ fn union(mut intervals: Vec<(Duration, Duration)>) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use kvferry_wire::Route;
+
     use super::*;
 
     const MS: Duration = Duration::from_millis(1);
@@ -196,7 +207,8 @@ mod tests {
     }
 
     fn leg(side: Side, posted: u32, ended: u32, parts: Option<&[u64]>) -> Leg {
-        let part = |bytes: &u64| Part { bytes: *bytes, elapsed: MS };
+        let route = (side == Side::Sender).then_some(Route::Direct);
+        let part = |bytes: &u64| Part { bytes: *bytes, elapsed: MS, route };
         Leg {
             member: Member { side, rank: 0 },
             posted: posted * MS,
@@ -237,6 +249,7 @@ mod tests {
         assert_eq!((figures.transfer.count, figures.transfer.max_ms), (1, 6.0));
         assert_eq!((figures.write.count, figures.wait.count, figures.wait.max_ms), (1, 2, 2.0));
         assert_eq!((figures.moving_s, figures.checked_bytes), (0.005, 7));
+        assert_eq!(figures.routes, [("direct".to_owned(), 30)].into());
         assert_eq!(figures.gb_per_s(), 30.0 / 1e9 / 0.1);
     }
 }

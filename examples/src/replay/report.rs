@@ -1,6 +1,9 @@
 //! What a replay prints: what is scaled at its begin, and what came of it at its end.
 
+use std::collections::BTreeMap;
+
 use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
+use kvferry_wire::Version;
 use serde_json::{Value, json};
 
 use crate::replay::dispatch::{Account, Speed};
@@ -29,6 +32,8 @@ pub struct Report {
     pub account: Account,
     /// Requests of the trace.
     pub requests: usize,
+    /// The UCX of all ranks.
+    pub ucx: Version,
     /// What was measured.
     pub figures: Figures,
     /// Frames of both instances that somebody may still touch.
@@ -119,12 +124,14 @@ impl Report {
         let mut lines = vec![
             table.to_string(),
             format!(
-                "moved     {} in {:.1} s: {:.2} GB/s, {:.2} GB/s in the {:.1} s in which something moved",
+                "moved     {} in {:.1} s: {:.2} GB/s, {:.2} GB/s in the {:.1} s in which something moved; UCX {}, {}",
                 size(figures.moved_bytes),
                 figures.elapsed_s,
                 figures.gb_per_s(),
                 figures.moving_gb_per_s(),
                 figures.moving_s,
+                self.ucx,
+                routes(&figures.routes),
             ),
             format!(
                 "saved     {} by prefix reuse: decode held {} of {} blocks ({:.1} %), and all of {} requests",
@@ -167,8 +174,23 @@ impl Report {
             "figures": figures,
             "audited_blocks": self.audited_blocks,
             "quarantined_blocks": self.quarantined,
+            "ucx": self.ucx.to_string(),
             "outcome": outcome,
         })
+    }
+}
+
+/// The ways that bytes took.
+fn routes(routes: &BTreeMap<String, u64>) -> String {
+    let all: u64 = routes.values().sum();
+    match routes.len() {
+        0 => "no route".to_owned(),
+        1 => routes.keys().map(|route| format!("route {route}")).collect(),
+        _ => {
+            let share = |bytes: &u64| 100.0 * *bytes as f64 / all as f64;
+            let routes = routes.iter().map(|(route, bytes)| format!("{route} {:.0} %", share(bytes)));
+            format!("routes {}", routes.collect::<Vec<_>>().join(", "))
+        }
     }
 }
 
@@ -188,8 +210,15 @@ mod tests {
     #[test]
     fn a_request_that_is_missing_is_told() {
         let account = Account { done: 2, rejected: 1, failed: 1 };
-        let report =
-            |requests| Report { account, requests, figures: Figures::default(), quarantined: 3, audited_blocks: None };
+        let ucx = Version { major: 1, minor: 13, release: 1 };
+        let report = |requests| Report {
+            ucx,
+            account,
+            requests,
+            figures: Figures::default(),
+            quarantined: 3,
+            audited_blocks: None,
+        };
         assert!(report(4).is_complete() && !report(5).is_complete());
         let last = "requests  4: 2 done, 1 rejected as longer than the pool, 1 failed: all accounted for";
         assert!(report(4).text().ends_with(last), "{}", report(4).text());

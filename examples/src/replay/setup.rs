@@ -13,7 +13,7 @@ use crate::replay::pool::Frame;
 use crate::replay::trace::BLOCK_TOKENS;
 
 /// Ranks of both instances at most: all are engines of this one process.
-const RANKS_MAX: u32 = 64;
+const RANKS_MAX: u32 = 32;
 
 /// Both instances.
 #[derive(Clone, Debug)]

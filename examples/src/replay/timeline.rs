@@ -18,7 +18,7 @@ const RIGHT: f64 = 24.0;
 const TOP: f64 = 108.0;
 const RATE_HEIGHT: f64 = 110.0;
 const LANE_GAP: f64 = 10.0;
-/// Height of a rank's lane, as far as its bars need no more.
+/// Height of a rank's lane at most, as far as its bars need no more.
 const LANE_HEIGHT: f64 = 96.0;
 const BAR_HEIGHT_MAX: f64 = 12.0;
 const BAR_HEIGHT_MIN: f64 = 1.5;
@@ -37,14 +37,16 @@ const STYLE: &str = "text { font-family: 'DejaVu Sans', Helvetica, Arial, sans-s
     .title { font-weight: bold } .soft { fill: #555 } .end { text-anchor: end } .middle { text-anchor: middle } \
     .grid { stroke: #ddd; stroke-width: 1 } .axis { stroke: #666; stroke-width: 1 } .lane { fill: #f4f4f4 } \
     .rate { fill: #009e73; fill-opacity: 0.35; stroke: #009e73; stroke-width: 1 } \
-    .all { fill: #0072b2 } .some { fill: #e69f00 } .nothing { fill: #999 } .failed { fill: #d55e00 }";
+    .held-nothing { fill: #0072b2 } .held-less { fill: #56b4e9 } .held-more { fill: #e69f00 } .held-all { fill: #999 } \
+    .failed { fill: #d55e00 }";
 
-/// What a bar's colour says: what the decode instance held of the request.
+/// What a bar's colour says: how much of the prompt the decode instance held, so that it did not move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
-    All,
-    Some,
-    Nothing,
+    HeldNothing,
+    HeldLess,
+    HeldMore,
+    HeldAll,
     Failed,
 }
 
@@ -52,26 +54,29 @@ impl Kind {
     fn of(record: &Record, leg: &Leg) -> Self {
         match (leg.parts.is_some(), record.reused) {
             (false, _) => Self::Failed,
-            (true, 0) => Self::All,
-            (true, reused) if reused < record.blocks => Self::Some,
-            (true, _) => Self::Nothing,
+            (true, 0) => Self::HeldNothing,
+            (true, reused) if reused == record.blocks => Self::HeldAll,
+            (true, reused) if reused >= record.blocks.div_ceil(2) => Self::HeldMore,
+            (true, _) => Self::HeldLess,
         }
     }
 
     fn class(self) -> &'static str {
         match self {
-            Self::All => "all",
-            Self::Some => "some",
-            Self::Nothing => "nothing",
+            Self::HeldNothing => "held-nothing",
+            Self::HeldLess => "held-less",
+            Self::HeldMore => "held-more",
+            Self::HeldAll => "held-all",
             Self::Failed => "failed",
         }
     }
 
     fn legend(self) -> &'static str {
         match self {
-            Self::All => "the whole prompt moved",
-            Self::Some => "part of it moved, decode held the first blocks",
-            Self::Nothing => "decode held all of it",
+            Self::HeldNothing => "decode held nothing of the prompt",
+            Self::HeldLess => "less than half",
+            Self::HeldMore => "half or more",
+            Self::HeldAll => "all of it",
             Self::Failed => "failed",
         }
     }
@@ -241,7 +246,7 @@ fn legend(lanes: &[Lane<'_>]) -> Group {
         let square = Rectangle::new().set("class", kind.class()).set("x", round(x)).set("y", 61.0);
         group = group.add(square.set("width", 12.0).set("height", 12.0));
         group = group.add(text(kind.legend(), x + 18.0, 72.0, FONT, ""));
-        x += 42.0 + kind.legend().chars().count() as f64 * 7.1;
+        x += 44.0 + kind.legend().chars().count() as f64 * 7.4;
     }
     let how = "a bar: one request at one rank, from asking to its end";
     group.add(text(how, WIDTH - RIGHT, 72.0, FONT, "end soft"))
@@ -282,8 +287,8 @@ fn rate(records: &[Record], axis: &Axis) -> Group {
     let curve = curve.line_to((WIDTH - RIGHT, base)).close();
     group.add(Path::new().set("class", "rate").set("d", curve)).add(text(
         "bytes that decode receives, GB/s",
-        LEFT + 6.0,
-        TOP + 12.0,
+        LEFT,
+        TOP - 7.0,
         FONT,
         "soft",
     ))
@@ -340,7 +345,7 @@ mod tests {
     }
 
     fn leg(side: Side, rank: u32, posted: u32, ended: u32, bytes: Option<u64>) -> Leg {
-        let parts = bytes.map(|bytes| vec![Part { bytes, elapsed: MS }]);
+        let parts = bytes.map(|bytes| vec![Part { bytes, elapsed: MS, route: None }]);
         Leg { member: Member { side, rank }, posted: posted * MS, ended: ended * MS, parts, checked_bytes: 0 }
     }
 
@@ -386,7 +391,7 @@ mod tests {
         }
         assert_eq!(open, Vec::<String>::new());
         let classes: Vec<&str> = bars.iter().map(|(class, ..)| class.as_str()).collect();
-        assert_eq!(classes, ["bar all", "bar some", "bar nothing", "bar failed"].repeat(2));
+        assert_eq!(classes, ["bar held-nothing", "bar held-more", "bar held-all", "bar failed"].repeat(2));
         let lanes = bars.chunks(4);
         for lane in lanes {
             for (index, (_, x, y, width, height)) in lane.iter().enumerate() {

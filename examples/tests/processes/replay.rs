@@ -43,6 +43,9 @@ fn every_request_is_accounted_for_and_every_transfer_drawn() {
     assert!(saved <= reused * block_bytes && saved > reused.saturating_sub(done) * block_bytes, "{result}");
     // The last block of a prompt is moved whole, with what is behind its end.
     assert_eq!(moved, (blocks - reused) * block_bytes);
+    // Both sides count alike.
+    let routes = result["figures"]["routes"].as_object().unwrap();
+    assert_eq!(routes.values().map(|bytes| bytes.as_u64().unwrap()).sum::<u64>(), moved);
     let checked = figure(&result, "checked_bytes");
     assert!(checked <= blocks * block_bytes && checked > (blocks - done) * block_bytes, "{result}");
     assert!(result["audited_blocks"].as_u64().unwrap() > 10, "{result}");
@@ -69,6 +72,9 @@ fn other_cuts_and_blocks() {
     ] {
         let result = run("replay", &format!("{TIGHT} --requests 20 --json {line}")).json();
         assert_eq!(result["outcome"], "done", "{line}");
+        if line.contains("staged") {
+            assert_eq!(result["figures"]["routes"].as_object().unwrap().keys().collect::<Vec<_>>(), ["staged"]);
+        }
         assert!(figure(&result, "checked_bytes") > 0 && figure(&result, "saved_bytes") > 0, "{result}");
     }
 }

@@ -66,7 +66,7 @@ fn what_makes_no_sense() {
             "--block-tokens-to 3 does not divide the 8 tokens that a block of the trace has here".into(),
         ),
         ("replay", "--to dp2tp2", "--to dp2tp2 has 2 data-parallel parts: leave one, each serves requests of its own".into()),
-        ("replay", "--to tp63", "--from and --to are 65 ranks together, at most 64 are engines of one process".into()),
+        ("replay", "--to tp63", "--from and --to are 65 ranks together, at most 32 are engines of one process".into()),
         (
             "replay",
             "--model gpt-oss-120b",
