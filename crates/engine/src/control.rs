@@ -70,6 +70,7 @@ pub(crate) fn run(shared: &Shared, chores: &Receiver<Chore>) {
         let now = Instant::now();
         let mut state = shared.lock();
         let actions = state.core.tick(now);
+        shared.telemetry.ticked(&actions);
         shared.act(state, actions);
     }
 }

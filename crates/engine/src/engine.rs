@@ -313,6 +313,7 @@ impl Engine {
         block_maps: &[BlockMap],
         tokens: Range<u64>,
     ) -> Result<Receive, PostError> {
+        let posted = Instant::now();
         let links = links.iter().map(|link| self.id_of(*link)).collect::<Result<Vec<_>, _>>()?;
         let mut state = self.shared.lock();
         if state.stopped {
@@ -321,7 +322,10 @@ impl Engine {
         let actions = state.core.receive(Instant::now(), key, &links, block_maps, &tokens)?;
         let completion = Completion::new();
         state.receives.insert(key, completion.clone());
+        let slots = block_maps.iter().flat_map(BlockMap::slots).flatten().count();
+        self.shared.telemetry.receive_begun(key, &tokens, slots, posted);
         self.shared.act(state, actions);
+        self.shared.telemetry.posted(Side::Destination, posted.elapsed());
         Ok(Transfer::new(completion, Arc::downgrade(&self.shared), Handle::Receive(key)))
     }
 
@@ -373,7 +377,8 @@ impl Engine {
         if state.stopped {
             return Err(PostError::Stopped);
         }
-        let mut actions = state.core.send(now, ticket, block_maps, tokens)?;
+        let mut actions = state.core.send(now, ticket, block_maps, tokens.clone())?;
+        self.shared.telemetry.send_begun(ticket, &tokens, now);
         if let Some(whole) = whole
             && let Ok((_, pushed)) = state.core.push(now, ticket, whole, true)
         {
@@ -384,6 +389,7 @@ impl Engine {
         let completion = Completion::new();
         state.sends.insert(ticket, completion.clone());
         self.shared.act(state, actions);
+        self.shared.telemetry.posted(Side::Source, now.elapsed());
         Ok(Transfer::new(completion, Arc::downgrade(&self.shared), Handle::Send(ticket)))
     }
 

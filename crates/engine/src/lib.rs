@@ -16,6 +16,7 @@ mod ready;
 mod report;
 mod shared;
 mod survey;
+pub mod telemetry;
 mod transfer;
 mod verify;
 

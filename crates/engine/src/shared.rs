@@ -22,6 +22,7 @@ use crate::message::{Hello, Message, RequestKey};
 use crate::options::EngineOptions;
 use crate::peer::WirePeer;
 use crate::report::{Received, Sent};
+use crate::telemetry::Telemetry;
 
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -32,6 +33,7 @@ pub(crate) struct Shared {
     /// Set before anybody else has this.
     worker: OnceLock<Worker>,
     pub(crate) chores: Sender<Chore>,
+    pub(crate) telemetry: Telemetry,
     state: Mutex<State>,
 }
 
@@ -114,7 +116,8 @@ impl Shared {
             stopped: false,
         };
         let born = UNIX_EPOCH.elapsed().map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or(u64::MAX));
-        Arc::new(Self { options, context, born, worker: OnceLock::new(), chores, state: Mutex::new(state) })
+        let telemetry = Telemetry::new();
+        Arc::new(Self { options, context, born, worker: OnceLock::new(), chores, telemetry, state: Mutex::new(state) })
     }
 
     pub(crate) fn set_worker(&self, worker: Worker) {
@@ -133,7 +136,7 @@ impl Shared {
     pub(crate) fn hear(&self, event: Event) {
         let now = Instant::now();
         let mut state = self.lock();
-        let actions = state.take(now, event);
+        let actions = state.take(now, event, &self.telemetry);
         self.act(state, actions);
     }
 
@@ -225,11 +228,13 @@ impl Shared {
                 Handle::Send(ticket) => state.sends.get(&ticket).into_iter().for_each(|of| of.set_moved(moved)),
             },
             Action::Sent { ticket, outcome } => {
+                self.telemetry.sent(Instant::now(), ticket, &outcome);
                 if let Some(send) = state.sends.get(&ticket).cloned() {
                     after.push(Box::new(move || send.end(outcome)));
                 }
             }
             Action::Received { key, outcome } => {
+                self.telemetry.received(Instant::now(), key, &outcome);
                 if let Some(receive) = state.receives.get(&key).cloned() {
                     after.push(Box::new(move || receive.end(outcome)));
                 }
@@ -240,6 +245,7 @@ impl Shared {
                 }
             }
             Action::Quiet { handle: Handle::Receive(key) } => {
+                self.telemetry.quiet(key);
                 if let Some(receive) = state.receives.remove(&key) {
                     after.push(Box::new(move || receive.be_quiet()));
                 }
@@ -268,16 +274,18 @@ impl Shared {
 
 impl State {
     /// Tells the state machine what the worker says.
-    fn take(&mut self, now: Instant, event: Event) -> Vec<Action> {
+    fn take(&mut self, now: Instant, event: Event, telemetry: &Telemetry) -> Vec<Action> {
         match event {
             Event::Frame(frame) => match Message::decode(frame.kind, &frame.payload) {
                 Ok(message) => self.core.heard(now, frame.source_epoch, message),
                 Err(error) => {
+                    telemetry.dropped_frame();
                     tracing::warn!(epoch = frame.source_epoch, %error, "dropped a message");
                     Vec::new()
                 }
             },
             Event::BadFrame(error) => {
+                telemetry.dropped_frame();
                 tracing::warn!(%error, "dropped a frame");
                 Vec::new()
             }
