@@ -10,7 +10,8 @@ use ucx_sys::Status;
 
 use crate::address::{InboxCard, WorkerCard};
 use crate::context::Context;
-use crate::endpoint::{EndpointId, KeyId};
+use crate::cuda::imported::{Imported, NotImported};
+use crate::endpoint::{EndpointId, KeyId, RemoteRegion};
 use crate::error::{CommandError, PutError};
 use crate::frame::{self, Audience};
 use crate::inbox::message::{Body, ConnectionId, Message};
@@ -40,10 +41,18 @@ pub(crate) struct Connection {
     owner: OwnerId,
     /// Target regions that are mapped here.
     targets: BTreeMap<KeyId, Arc<Mapped>>,
+    /// Target regions of a GPU, each mapped here or not.
+    device_targets: BTreeMap<KeyId, Result<Arc<Imported>, NotImported>>,
     inbox: Option<PeerInbox>,
     /// The peer's process, if it is on this host.
     process: Option<Process>,
     greeted: bool,
+}
+
+/// A region of a peer's, as far as it can be reached without UCX.
+pub(crate) enum Target {
+    Host(Option<Arc<Mapped>>),
+    Device(Result<Arc<Imported>, NotImported>),
 }
 
 /// The peer's worker as far as it is on this host.
@@ -81,7 +90,8 @@ impl Connection {
         };
         let Neighbour { inbox: mapped, process } = neighbour;
         let inbox = card.inbox.filter(sound).map(|card| PeerInbox { card, mapped, key_imported: false });
-        Ok(Self { raw, id, peer_epoch, owner: card.owner, targets: BTreeMap::new(), inbox, process, greeted: false })
+        let (owner, targets, device_targets) = (card.owner, BTreeMap::new(), BTreeMap::new());
+        Ok(Self { raw, id, peer_epoch, owner, targets, device_targets, inbox, process, greeted: false })
     }
 
     /// [`Status::OK`] until UCX or, if `look`, the kernel says that the peer is gone.
@@ -96,17 +106,17 @@ impl Connection {
         self.process.as_ref()
     }
 
-    pub(crate) fn import(
-        &mut self,
-        key: KeyId,
-        card: &RegionCard,
-        target: Option<Arc<Mapped>>,
-    ) -> Result<(), CommandError> {
+    pub(crate) fn import(&mut self, key: KeyId, card: &RegionCard, target: Target) -> Result<(), CommandError> {
         if card.owner != self.owner {
             return Err(CommandError::Foreign { base: card.base, bytes: card.bytes });
         }
-        self.raw.import(key, &card.key).map_err(|source| CommandError::Key { source })?;
-        self.targets.extend(target.map(|target| (key, target)));
+        match target {
+            Target::Host(target) => {
+                self.raw.import(key, &card.key).map_err(|source| CommandError::Key { source })?;
+                self.targets.extend(target.map(|target| (key, target)));
+            }
+            Target::Device(target) => drop(self.device_targets.insert(key, target)),
+        }
         Ok(())
     }
 
@@ -115,9 +125,22 @@ impl Connection {
         work.remotes.iter().map(|remote| self.targets.get(&remote.key).cloned()).collect()
     }
 
+    /// The same for targets on a GPU; why not, if one of them is not.
+    pub(crate) fn device_targets(&self, work: &Work) -> Result<Vec<Arc<Imported>>, NotImported> {
+        let target = |remote: &RemoteRegion| match self.device_targets.get(&remote.key) {
+            Some(target) => target.clone(),
+            None => Err(NotImported::NotOffered),
+        };
+        work.remotes.iter().map(target).collect()
+    }
+
     /// The first target that is known to be no longer registered.
     pub(crate) fn withdrawn(&self, work: &Work) -> Option<PutError> {
-        let given_up = |key: &KeyId| self.targets.get(key).is_some_and(|target| !target.is_offered());
+        let given_up = |key: &KeyId| {
+            let device = self.device_targets.get(key).and_then(|target| target.as_ref().ok());
+            self.targets.get(key).is_some_and(|target| !target.is_offered())
+                || device.is_some_and(|target| !target.is_offered())
+        };
         let remote = work.remotes.iter().find(|remote| given_up(&remote.key))?;
         Some(PutError::Withdrawn { base: remote.base(), bytes: remote.bytes() })
     }

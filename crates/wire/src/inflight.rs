@@ -7,6 +7,7 @@ use ucx_sys::Status;
 
 use crate::connection::{Connection, Sender};
 use crate::context::Context;
+use crate::cuda::route::{Carriers, DeviceCarrier};
 use crate::direct::{Copiers, Direct};
 use crate::endpoint::EndpointId;
 use crate::error::PutError;
@@ -41,8 +42,17 @@ enum Carrier {
     Runs(Runs),
     Direct(Direct),
     Inbox(Filling),
+    Gpu(DeviceCarrier),
     /// Over before it began.
     Ended(Result<(), PutError>),
+}
+
+/// What a transfer may be carried by.
+pub(crate) struct Means<'a> {
+    pub(crate) context: &'a Context,
+    pub(crate) copiers: &'a Copiers,
+    /// The GPU's, if the context has one.
+    pub(crate) gpu: Option<&'a Carriers>,
 }
 
 impl InFlight {
@@ -51,14 +61,13 @@ impl InFlight {
         endpoint: EndpointId,
         transfer: TransferId,
         work: Work,
-        context: &Context,
-        copiers: &Copiers,
+        means: &Means<'_>,
         connection: Option<&mut Connection>,
         stream: StreamId,
     ) -> Self {
         let work = Arc::new(work);
         let (carrier, route) = match connection {
-            Some(connection) => choose(&work, context, copiers, connection, stream),
+            Some(connection) => choose(&work, means, connection, stream),
             // `step` says why it is gone.
             None => (Carrier::Ended(Ok(())), (Route::Runs, RouteReason::Empty)),
         };
@@ -71,21 +80,23 @@ impl InFlight {
             Carrier::Runs(runs) => runs.moved_bytes(),
             Carrier::Direct(direct) => direct.moved_bytes(),
             Carrier::Inbox(filling) => filling.moved_bytes(),
+            Carrier::Gpu(carrier) => carrier.moved_bytes(),
             Carrier::Ended(_) => 0,
         }
     }
 
-    fn outstanding(&self) -> u64 {
-        match &self.carrier {
+    fn outstanding(&mut self) -> u64 {
+        match &mut self.carrier {
             Carrier::Runs(runs) => runs.outstanding(),
             Carrier::Inbox(filling) => filling.outstanding(),
+            Carrier::Gpu(carrier) => carrier.outstanding(),
             Carrier::Direct(_) | Carrier::Ended(_) => 0,
         }
     }
 
     /// What has to end by itself before a transfer that is cut off is over.
-    fn lingering(&self) -> u64 {
-        match &self.carrier {
+    fn lingering(&mut self) -> u64 {
+        match &mut self.carrier {
             Carrier::Direct(direct) => direct.abandon(),
             _ => self.outstanding(),
         }
@@ -174,6 +185,7 @@ impl InFlight {
                 Status::OK => result,
                 source => Err(PutError::Endpoint { source }),
             }),
+            Carrier::Gpu(carrier) => carrier.step(&self.work, connection, sender),
             Carrier::Ended(result) => Some(*result),
             Carrier::Inbox(filling) => {
                 let Some(inbox) = connection.inbox().cloned() else {
@@ -194,11 +206,15 @@ impl InFlight {
 
 fn choose(
     work: &Arc<Work>,
-    context: &Context,
-    copiers: &Copiers,
+    means: &Means<'_>,
     connection: &mut Connection,
     stream: StreamId,
 ) -> (Carrier, (Route, RouteReason)) {
+    let Means { context, copiers, .. } = *means;
+    if work.uses_gpu() {
+        let (carrier, route) = DeviceCarrier::choose(work, context, means.gpu, connection, stream);
+        return (carrier.map_or_else(Carrier::Ended, Carrier::Gpu), route);
+    }
     let facts = connection.facts(context, work);
     let unavailable = |route| (Carrier::Ended(Err(PutError::RouteUnavailable { route })), (route, RouteReason::Forced));
     let (route, reason) = match route::choose(&facts) {

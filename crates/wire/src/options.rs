@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::cuda::options::CudaOptions;
 use crate::route::Route;
 
 /// Transports of UCX that move data through memory which both processes map.
@@ -24,6 +25,8 @@ pub struct ContextOptions {
     pub copy_threads: usize,
     /// A transfer of which nothing moves for so long has failed, and its endpoint with it.
     pub stall_deadline: Duration,
+    /// The GPU whose memory may be allocated and registered; `None` leaves CUDA alone. The driver is opened at run time.
+    pub cuda: Option<CudaOptions>,
 }
 
 impl Default for ContextOptions {
@@ -35,6 +38,7 @@ impl Default for ContextOptions {
             chunk_bytes: 256 << 10,
             copy_threads: 1,
             stall_deadline: Duration::from_secs(30),
+            cuda: None,
         }
     }
 }

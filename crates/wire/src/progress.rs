@@ -13,8 +13,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use ucx_sys::Status;
 
 use crate::address::WorkerCard;
-use crate::connection::{Closed, Connection, Leaving, Neighbour, Sender};
+use crate::connection::{Closed, Connection, Leaving, Neighbour, Sender, Target};
 use crate::context::Context;
+use crate::cuda::driver::CudaOpenError;
+use crate::cuda::route::Carriers;
 use crate::direct::Copiers;
 use crate::endpoint::{EndpointId, KeyId, Lane};
 use crate::error::{CommandError, OpenError};
@@ -23,11 +25,10 @@ use crate::frame::{self, Audience, Frame, FrameError};
 use crate::inbox::message::{Body, Message, StreamId};
 use crate::inbox::outbox::Outbox;
 use crate::inbox::target::Peer;
-use crate::inflight::InFlight;
+use crate::inflight::{InFlight, Means};
 use crate::raw::{Closing, Inbound, RawWorker};
 use crate::region::RegionCard;
 use crate::service::Service;
-use crate::share::Mapped;
 use crate::transfer::Work;
 
 /// Commands taken between two looks at UCX.
@@ -64,7 +65,7 @@ pub(crate) enum Command {
         endpoint: EndpointId,
         key: KeyId,
         card: RegionCard,
-        target: Option<Arc<Mapped>>,
+        target: Target,
         reply: Channel<Result<(), CommandError>>,
     },
     Send {
@@ -141,6 +142,7 @@ struct Progress {
     next_stream: u64,
     outbox: Outbox,
     copiers: Copiers,
+    gpu: Option<Carriers>,
     service: Service,
     inbound: VecDeque<Inbound>,
     /// Frames that UCX has accepted and not sent.
@@ -156,6 +158,7 @@ impl Progress {
         let worker = RawWorker::create(context.clone())?;
         worker.event_fd()?; // refused here rather than at the first sleep
         let copiers = Copiers::start(context.options().copy_threads.saturating_sub(1))?;
+        let gpu = context.gpu().map(Carriers::start).transpose().map_err(CudaOpenError::from)?;
         let service = Service::new(&context, &worker)?;
         let address = WorkerCard::new(context.ucx_version(), worker.address()?, service.inbox_card()).to_bytes();
         let progress = Self {
@@ -170,6 +173,7 @@ impl Progress {
             next_stream: 0,
             outbox: Outbox::default(),
             copiers,
+            gpu,
             service,
             inbound: VecDeque::new(),
             unsent: Rc::new(Cell::new(0)),
@@ -249,8 +253,8 @@ impl Progress {
                 let stream = StreamId(self.next_stream);
                 self.next_stream += 1;
                 let connection = self.connections.get_mut(&endpoint);
-                let transfer =
-                    InFlight::new(endpoint, transfer, work, &self.context, &self.copiers, connection, stream);
+                let means = Means { context: &self.context, copiers: &self.copiers, gpu: self.gpu.as_ref() };
+                let transfer = InFlight::new(endpoint, transfer, work, &means, connection, stream);
                 self.transfers.push((transfer, notice));
             }
             Command::Lanes { endpoint, reply } => {

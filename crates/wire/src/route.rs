@@ -43,6 +43,14 @@ pub enum RouteReason {
     FewRuns,
     /// The peer has no inbox.
     NoInbox,
+    /// Between GPUs of one host: the peer's own memory is written by the peer alone.
+    GpusOfOneHost,
+    /// The peer's GPU memory, or its slab, is not mapped here: it is on another host or offers none.
+    GpuNotMapped,
+    /// The driver refuses to map the peer's GPU memory: no access between the two GPUs, as a rule.
+    GpuRefused,
+    /// This side has no GPU.
+    NoGpu,
     /// This UCX may emulate puts, and one that dies amid emulated puts takes its target with it.
     PutsEmulated,
 }
@@ -70,6 +78,10 @@ impl fmt::Display for RouteReason {
             Self::LongRunsOverNetwork => "long runs over a network",
             Self::FewRuns => "few runs",
             Self::NoInbox => "the peer has no inbox",
+            Self::GpusOfOneHost => "GPUs of one host",
+            Self::GpuNotMapped => "the peer's GPU memory is not mapped here",
+            Self::GpuRefused => "the driver refuses to map the peer's GPU memory",
+            Self::NoGpu => "this side has no GPU",
             Self::PutsEmulated => "this UCX may emulate puts",
         })
     }

@@ -45,6 +45,10 @@ impl ShareCard {
     pub(crate) fn process(&self) -> u32 {
         self.process
     }
+
+    pub(crate) fn cookie(&self) -> u128 {
+        self.cookie
+    }
 }
 
 /// The last page of a file. Its owner writes it, peers read it.

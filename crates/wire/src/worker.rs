@@ -12,15 +12,18 @@ use rustix::event::{EventfdFlags, eventfd};
 use ucx_sys::Status;
 
 use crate::address::WorkerCard;
-use crate::connection::Neighbour;
+use crate::connection::{Neighbour, Target};
 use crate::context::Context;
+use crate::cuda::card::DeviceCard;
+use crate::cuda::event::CudaEvent;
+use crate::cuda::imported::{Imported, NotImported};
 use crate::endpoint::{EndpointId, KeyId, Lane, RemoteRegion};
 use crate::error::{CommandError, OpenError, TransferError};
 use crate::event::{Event, TransferId};
 use crate::frame::FRAME_PAYLOAD_BYTES_MAX;
 use crate::process::Process;
 use crate::progress::{self, Command, Notice, Posted};
-use crate::region::RegionCard;
+use crate::region::{MemoryKind, RegionCard};
 use crate::share::{Mapped, ShareCard};
 use crate::transfer::{Part, Work};
 
@@ -100,12 +103,15 @@ impl Worker {
     /// [`CommandError`]: a claimed range that cannot be, no such endpoint, or a key that UCX cannot unpack.
     pub fn import(&self, endpoint: EndpointId, card: &RegionCard) -> Result<RemoteRegion, CommandError> {
         let key = KeyId(next_id());
-        if card.key.is_empty() {
+        if card.key.is_empty() && card.kind() == MemoryKind::Host {
             return Err(CommandError::Key { source: Status::ERR_INVALID_PARAM });
         }
         let range = CommandError::Range { base: card.base, bytes: card.bytes };
         let region = RemoteRegion::new(endpoint, key, card).ok_or(range)?;
-        let target = self.map(card.share.as_ref(), card.bytes);
+        let target = match &card.device {
+            None => Target::Host(self.map(card.share.as_ref(), card.bytes)),
+            Some(device) => Target::Device(self.import_device(device, card.bytes)),
+        };
         self.ask(|reply| Command::Import { endpoint, key, card: card.clone(), target, reply })?;
         Ok(region)
     }
@@ -129,6 +135,13 @@ impl Worker {
         Mapped::open(share, bytes).map(Arc::new)
     }
 
+    /// Maps GPU memory of a peer, if this side has a GPU too.
+    fn import_device(&self, device: &DeviceCard, bytes: u64) -> Result<Arc<Imported>, NotImported> {
+        let gpu = self.context.gpu().ok_or(NotImported::NoGpu)?;
+        let export = device.export.as_ref().filter(|_| self.context.options().allows_shared_memory());
+        Imported::open(gpu, export.ok_or(NotImported::NotOffered)?, bytes)
+    }
+
     /// Sends one frame. Frames of one endpoint arrive in order, but are not ordered against transfers: say that a transfer
     /// has arrived only after its [`Event::TransferDone`]. A frame for an endpoint that is gone is dropped.
     ///
@@ -149,7 +162,23 @@ impl Worker {
     ///
     /// [`TransferError`]; then nothing was posted and no event follows.
     pub fn put(&self, endpoint: EndpointId, transfer: TransferId, parts: Vec<Part>) -> Result<(), TransferError> {
-        self.post(endpoint, transfer, parts, None)
+        self.post(endpoint, transfer, parts, None, None)
+    }
+
+    /// As [`put`](Self::put), and reads nothing before this side's GPU has reached `ready`: the caller need not wait for what
+    /// writes the slots. For transfers from GPU memory; one between host memories does not look at it.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError`]; then nothing was posted and no event follows.
+    pub fn put_when(
+        &self,
+        endpoint: EndpointId,
+        transfer: TransferId,
+        parts: Vec<Part>,
+        ready: CudaEvent,
+    ) -> Result<(), TransferError> {
+        self.post(endpoint, transfer, parts, None, Some(ready))
     }
 
     /// As [`put`](Self::put), and sends a frame to the peer the moment that the transfer has ended well: sooner than its
@@ -169,7 +198,7 @@ impl Worker {
         if payload.len() > FRAME_PAYLOAD_BYTES_MAX {
             return Err(CommandError::PayloadTooLong { bytes: payload.len() }.into());
         }
-        self.post(endpoint, transfer, parts, Some(Notice { kind, payload }))
+        self.post(endpoint, transfer, parts, Some(Notice { kind, payload }), None)
     }
 
     fn post(
@@ -178,6 +207,7 @@ impl Worker {
         transfer: TransferId,
         parts: Vec<Part>,
         notice: Option<Notice>,
+        ready: Option<CudaEvent>,
     ) -> Result<(), TransferError> {
         if let Some(part) = parts.iter().position(|part| part.remote.endpoint != endpoint) {
             return Err(TransferError::OtherEndpoint { part });
@@ -185,7 +215,8 @@ impl Worker {
         if let Some(part) = parts.iter().position(|part| !self.context.owns(&part.local)) {
             return Err(TransferError::OtherContext { part });
         }
-        let work = Work::check(parts)?;
+        let mut work = Work::check(parts)?;
+        work.ready = ready;
         Ok(self.command(Command::Put(Posted { endpoint, transfer, work, notice }))?)
     }
 

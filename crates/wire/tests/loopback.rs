@@ -217,13 +217,23 @@ fn nothing_is_posted_of_a_transfer_that_leaves_a_region() {
     let remote = a.worker.import(a.to_peer, &target.card()).unwrap();
     let good = part(&source, remote);
     let mut outside = good.clone();
-    outside.pairs[4].remote = 7;
+    outside.pairs = outside
+        .pairs
+        .iter()
+        .enumerate()
+        .map(|(i, pair)| if i == 4 { SlotPair { remote: 7, ..*pair } } else { *pair })
+        .collect();
     match a.worker.put(a.to_peer, TransferId(1), vec![good.clone(), outside]) {
         Err(TransferError::OutsideRemote { part: 1, pair: 4, slot: 7, region_bytes: 7710 }) => {}
         result => panic!("{result:?}"),
     }
     let mut outside = good.clone();
-    outside.pairs[2].local = 7;
+    outside.pairs = outside
+        .pairs
+        .iter()
+        .enumerate()
+        .map(|(i, pair)| if i == 2 { SlotPair { local: 7, ..*pair } } else { *pair })
+        .collect();
     match a.worker.put(a.to_peer, TransferId(1), vec![outside]) {
         Err(TransferError::OutsideLocal { part: 0, pair: 2, slot: 7, .. }) => {}
         result => panic!("{result:?}"),

@@ -1,0 +1,104 @@
+//! What arrives is what left, and nothing else changes.
+
+use kvferry_wire::Route;
+
+use crate::child::{Setup, Target, descriptors};
+use crate::end::{End, pattern};
+use crate::plan::{Random, Shape, random};
+
+const BYTES: u64 = 4 << 20;
+
+/// Moves the shapes, and compares the whole of the target.
+fn check(end: &End, target: &mut Target, shapes: &[Shape], what: &str) {
+    let (endpoint, remote) = end.connect(target);
+    target.fill(0xee);
+    let mut expected = vec![0xee; target.card.bytes as usize];
+    let source = pattern(end.pool.bytes());
+    shapes.iter().for_each(|shape| shape.apply(&source, &mut expected));
+    let parts = shapes.iter().map(|shape| shape.part(&end.pool, remote)).collect();
+    end.put(endpoint, parts).unwrap_or_else(|error| panic!("{what}: {error}"));
+    assert!(target.holds(&expected), "{what}");
+    end.worker.close(endpoint).unwrap();
+}
+
+fn check_random(end: &End, target: &mut Target, rounds: u64) {
+    for round in 0..rounds {
+        for align in [1, 2, 4, 8, 16, 48] {
+            let mut numbers = Random(round * 100 + align);
+            let shapes = random(&mut numbers, align, BYTES);
+            check(end, target, &shapes, &format!("round {round}, alignment {align}: {shapes:?}"));
+        }
+    }
+}
+
+/// Sizes around those at which something changes: a word, a unit, a block of the kernel.
+fn check_sizes(end: &End, target: &mut Target) {
+    for size in [1, 3, 4, 8, 16, 24, 127, 128, 256, 511, 512, 513, 528, 656, 4096, 4112, 65536, 1 << 20] {
+        let count = (BYTES / size).min(3000) as u32;
+        let shapes = [Shape::blocks(size, count, &mut Random(size))];
+        check(end, target, &shapes, &format!("blocks of {size} B"));
+    }
+    for (units, tokens, cell) in [(8, 64, 128), (3, 16, 256), (5, 7, 24), (2, 16, 2), (1, 64, 576)] {
+        let slots = (BYTES / (units * tokens * cell)).min(20) as u32;
+        let shapes = [Shape::transposed(units, tokens, cell, slots, &mut Random(cell))];
+        check(end, target, &shapes, &format!("{units} units, {tokens} tokens, cells of {cell} B"));
+    }
+}
+
+#[test]
+#[ignore = "needs CUDA"]
+fn direct_into_another_process() {
+    let mut target = Target::start(&Setup::new(BYTES));
+    let end = End::start(Some(Route::Direct), None, BYTES);
+    check_sizes(&end, &mut target);
+    check_random(&end, &mut target, 8);
+}
+
+#[test]
+#[ignore = "needs CUDA"]
+fn direct_on_the_same_gpu() {
+    let mut target = Target::start(&Setup { device: 0, ..Setup::new(BYTES) });
+    let end = End::start(Some(Route::Direct), None, BYTES);
+    check_sizes(&end, &mut target);
+    check_random(&end, &mut target, 2);
+}
+
+#[test]
+#[ignore = "needs CUDA"]
+fn direct_to_a_gpu_that_this_process_does_not_see() {
+    // Both are device 0 to themselves.
+    let visible = Some(crate::child::other_device().to_string());
+    let mut target = Target::start(&Setup { device: 0, visible, ..Setup::new(BYTES) });
+    let end = End::start(Some(Route::Direct), None, BYTES);
+    check_sizes(&end, &mut target);
+}
+
+#[test]
+#[ignore = "needs CUDA"]
+fn rounds_leave_nothing_behind() {
+    let mut target = Target::start(&Setup::new(BYTES));
+    let end = End::start(Some(Route::Direct), None, BYTES);
+    let mut round = |seed: u64| {
+        let shapes = random(&mut Random(seed), 16, BYTES);
+        let (endpoint, remote) = end.connect(&target);
+        end.put(endpoint, shapes.iter().map(|shape| shape.part(&end.pool, remote)).collect()).unwrap();
+        end.worker.close(endpoint).unwrap();
+    };
+    (0..300).for_each(&mut round);
+    let free = || end.context.gpu_memory().unwrap().unwrap().1;
+    let before = (free(), descriptors());
+    (300..1300).for_each(&mut round);
+    let after = (free(), descriptors());
+    assert!(after.0 + (8 << 20) >= before.0, "GPU memory: {} B free, then {} B", before.0, after.0);
+    assert!(after.1 <= before.1 + 2, "descriptors: {} then {}", before.1, after.1);
+    let before = target.footprint();
+    (1300..1400).for_each(|seed| {
+        let shapes = random(&mut Random(seed), 16, BYTES);
+        let (endpoint, remote) = end.connect(&target);
+        end.put(endpoint, shapes.iter().map(|shape| shape.part(&end.pool, remote)).collect()).unwrap();
+        end.worker.close(endpoint).unwrap();
+    });
+    let after = target.footprint();
+    assert!(after.0 + (8 << 20) >= before.0, "GPU memory: {} B free, then {} B", before.0, after.0);
+    assert!(after.1 <= before.1 + 2, "the target's descriptors: {} then {}", before.1, after.1);
+}
