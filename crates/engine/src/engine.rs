@@ -7,9 +7,11 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{self, Receiver, Sender};
-use kvferry_layout::{Extent, PageTable};
+use kvferry_layout::{Extent, MemoryKind, PageTable};
 use kvferry_match::BlockMap;
-use kvferry_wire::{Context, ContextOptions, EndpointId, Event, Region, Route, TransferId, Version, Worker};
+use kvferry_wire::{
+    Context, ContextOptions, CudaOptions, EndpointId, Event, Region, Route, TransferId, Version, Worker,
+};
 use parking_lot::Mutex;
 
 use crate::card::Card;
@@ -95,6 +97,19 @@ impl Engine {
     ///
     /// [`StartError`]; nothing is left behind.
     pub fn start(options: EngineOptions) -> Result<Self, StartError> {
+        Self::start_with(options, None)
+    }
+
+    /// As [`start`](Self::start), for pools in the memory of a GPU. The driver is opened at run time.
+    ///
+    /// # Errors
+    ///
+    /// [`StartError`]; nothing is left behind.
+    pub fn start_on_gpu(options: EngineOptions, gpu: CudaOptions) -> Result<Self, StartError> {
+        Self::start_with(options, Some(gpu))
+    }
+
+    fn start_with(options: EngineOptions, cuda: Option<CudaOptions>) -> Result<Self, StartError> {
         let EngineOptions { rank, transports, route, patience } = options;
         if !(PATIENCE_MIN..=PATIENCE_MAX).contains(&patience) {
             return Err(StartError::Patience(patience));
@@ -103,6 +118,7 @@ impl Engine {
             transports,
             route,
             stall_deadline: patience,
+            cuda,
             ..ContextOptions::default()
         })?;
         let (worker, events) = Worker::start(&context, getrandom::u64()?)?;
@@ -138,7 +154,8 @@ impl Engine {
         &self.shared.context
     }
 
-    /// Allocates zeroed host memory for each pool of `table` and writes its address into the table.
+    /// Allocates zeroed memory for each pool of `table`, of the host or of the engine's GPU as the pool says, and writes its
+    /// address into the table.
     ///
     /// # Errors
     ///
@@ -149,7 +166,10 @@ impl Engine {
         for (index, pool) in table.pools.iter_mut().enumerate() {
             // `check` has made sure that the extent is a number; an absurd one is the allocation's error.
             let bytes = pool.extent_bytes().unwrap_or(u64::MAX);
-            let region = self.shared.context.allocate(bytes);
+            let region = match pool.memory {
+                MemoryKind::Host => self.shared.context.allocate(bytes),
+                MemoryKind::Cuda { .. } => self.shared.context.allocate_device(bytes),
+            };
             let region = region.map_err(|source| PublishError::Memory { pool: index, source })?;
             pool.base = region.base();
             regions.push(region);

@@ -85,12 +85,19 @@ impl InFlight {
         }
     }
 
-    fn outstanding(&mut self) -> u64 {
-        match &mut self.carrier {
+    fn outstanding(&self) -> u64 {
+        match &self.carrier {
             Carrier::Runs(runs) => runs.outstanding(),
             Carrier::Inbox(filling) => filling.outstanding(),
-            Carrier::Gpu(carrier) => carrier.outstanding(),
-            Carrier::Direct(_) | Carrier::Ended(_) => 0,
+            Carrier::Direct(_) | Carrier::Gpu(_) | Carrier::Ended(_) => 0,
+        }
+    }
+
+    /// Whether a GPU copies for the transfer.
+    pub(crate) fn is_on_gpu(&mut self) -> bool {
+        match &mut self.carrier {
+            Carrier::Gpu(carrier) => carrier.outstanding() > 0,
+            _ => false,
         }
     }
 
@@ -98,6 +105,7 @@ impl InFlight {
     fn lingering(&mut self) -> u64 {
         match &mut self.carrier {
             Carrier::Direct(direct) => direct.abandon(),
+            Carrier::Gpu(carrier) => carrier.outstanding(),
             _ => self.outstanding(),
         }
     }
@@ -125,6 +133,7 @@ impl InFlight {
     pub(crate) fn stream(&self) -> Option<StreamId> {
         match &self.carrier {
             Carrier::Inbox(filling) => Some(filling.stream()),
+            Carrier::Gpu(carrier) => carrier.stream(),
             _ => None,
         }
     }
@@ -133,17 +142,26 @@ impl InFlight {
         if let Carrier::Inbox(filling) = &mut self.carrier {
             filling.granted(chunks);
         }
+        if let Carrier::Gpu(carrier) = &mut self.carrier {
+            carrier.granted(chunks);
+        }
     }
 
     pub(crate) fn landed(&mut self) {
         if let Carrier::Inbox(filling) = &mut self.carrier {
             filling.landed();
         }
+        if let Carrier::Gpu(carrier) = &mut self.carrier {
+            carrier.landed();
+        }
     }
 
     pub(crate) fn refused(&mut self, refusal: Refusal) {
         if let Carrier::Inbox(filling) = &mut self.carrier {
             filling.refused(refusal, &self.work);
+        }
+        if let Carrier::Gpu(carrier) = &mut self.carrier {
+            carrier.refused(refusal);
         }
     }
 
@@ -185,7 +203,7 @@ impl InFlight {
                 Status::OK => result,
                 source => Err(PutError::Endpoint { source }),
             }),
-            Carrier::Gpu(carrier) => carrier.step(&self.work, connection, sender),
+            Carrier::Gpu(carrier) => carrier.step(connection, sender),
             Carrier::Ended(result) => Some(*result),
             Carrier::Inbox(filling) => {
                 let Some(inbox) = connection.inbox().cloned() else {

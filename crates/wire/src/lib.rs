@@ -43,7 +43,7 @@ mod worker;
 
 pub use address::{AddressError, keys_agree};
 pub use context::Context;
-pub use cuda::driver::{CudaCode, CudaError, CudaOpenError};
+pub use cuda::driver::{CudaCode, CudaError, CudaOpenError, cuda_devices};
 pub use cuda::event::CudaEvent;
 pub use cuda::options::CudaOptions;
 pub use endpoint::{EndpointId, Lane, RemoteRegion};

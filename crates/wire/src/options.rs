@@ -25,6 +25,9 @@ pub struct ContextOptions {
     pub copy_threads: usize,
     /// A transfer of which nothing moves for so long has failed, and its endpoint with it.
     pub stall_deadline: Duration,
+    /// How long the progress thread looks on for more before it sleeps. An answer on one host comes sooner than a sleeper wakes,
+    /// which takes up to 100 us; a process with a core to spare does well to look on for milliseconds.
+    pub linger: Duration,
     /// The GPU whose memory may be allocated and registered; `None` leaves CUDA alone. The driver is opened at run time.
     pub cuda: Option<CudaOptions>,
 }
@@ -38,6 +41,7 @@ impl Default for ContextOptions {
             chunk_bytes: 256 << 10,
             copy_threads: 1,
             stall_deadline: Duration::from_secs(30),
+            linger: Duration::from_micros(50),
             cuda: None,
         }
     }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -40,9 +41,6 @@ const PROGRESS_PER_TURN: usize = 64;
 /// Events that may wait for the owner before no more messages are taken from UCX.
 const EVENTS_MAX: usize = 1 << 10;
 
-/// How long the thread looks on for more before it sleeps: an answer on one host comes sooner than a sleeper wakes.
-const LINGER: Duration = Duration::from_micros(50);
-
 /// Between two times that a busy thread asks the kernel whether its peers live. A sleeping one is woken.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 
@@ -56,7 +54,7 @@ const STOP_DEADLINE: Duration = Duration::from_secs(1);
 pub(crate) enum Command {
     Connect {
         endpoint: EndpointId,
-        card: WorkerCard,
+        card: Box<WorkerCard>,
         neighbour: Neighbour,
         peer_epoch: u64,
         reply: Channel<Result<(), CommandError>>,
@@ -103,11 +101,16 @@ pub(crate) struct Links {
     pub(crate) commands: Receiver<Command>,
     pub(crate) events: Channel<Event>,
     pub(crate) wake: Arc<OwnedFd>,
+    pub(crate) asleep: Arc<AtomicBool>,
 }
 
-/// Wakes the thread, if it sleeps. A full counter means that it is being woken already.
-pub(crate) fn wake(fd: &OwnedFd) {
-    let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+/// Wakes the thread for a command that has been queued, if it sleeps: the system call is dear to a transfer of microseconds. A
+/// full counter means that it is being woken already.
+pub(crate) fn wake(fd: &OwnedFd, asleep: &AtomicBool) {
+    fence(Ordering::SeqCst); // pairs with that of `serve`
+    if asleep.load(Ordering::Relaxed) {
+        let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+    }
 }
 
 /// The body of the thread. Says through `started` how the start went.
@@ -159,8 +162,9 @@ impl Progress {
         worker.event_fd()?; // refused here rather than at the first sleep
         let copiers = Copiers::start(context.options().copy_threads.saturating_sub(1))?;
         let gpu = context.gpu().map(Carriers::start).transpose().map_err(CudaOpenError::from)?;
-        let service = Service::new(&context, &worker)?;
-        let address = WorkerCard::new(context.ucx_version(), worker.address()?, service.inbox_card()).to_bytes();
+        let service = Service::new(&context, &worker, gpu.as_ref().map(Carriers::incoming))?;
+        let (inbox, slab) = (service.inbox_card(), service.slab_card());
+        let address = WorkerCard::new(context.ucx_version(), worker.address()?, inbox, slab).to_bytes();
         let progress = Self {
             context,
             epoch,
@@ -189,10 +193,15 @@ impl Progress {
         while self.running {
             if self.turn() {
                 active = Instant::now();
-            } else if !self.is_idle() || active.elapsed() < LINGER {
+            } else if !self.is_idle() || active.elapsed() < self.context.options().linger {
                 thread::yield_now(); // the other end may share this core
             } else if self.links.events.len() < EVENTS_MAX && self.worker.arm() {
-                self.sleep();
+                self.links.asleep.store(true, Ordering::Relaxed);
+                fence(Ordering::SeqCst); // pairs with that of `wake`: either the command is seen here, or the sleeper there
+                if self.links.commands.is_empty() {
+                    self.sleep();
+                }
+                self.links.asleep.store(false, Ordering::Relaxed);
             }
         }
     }
@@ -200,7 +209,10 @@ impl Progress {
     /// Nothing is in flight, so nothing is lost by sleeping until UCX or a caller has something.
     fn is_idle(&self) -> bool {
         let gone = self.leaving.is_empty() && self.closing.is_empty();
-        gone && self.transfers.is_empty() && self.inbound.is_empty() && self.unsent.get() == 0
+        gone && !self.service.is_scattering()
+            && self.transfers.is_empty()
+            && self.inbound.is_empty()
+            && self.unsent.get() == 0
     }
 
     /// Does a bounded amount of everything. Returns whether anything moved.
@@ -231,7 +243,7 @@ impl Progress {
         let sender = Sender { epoch: self.epoch, address: &self.address, unsent: &self.unsent };
         match command {
             Command::Connect { endpoint, card, neighbour, peer_epoch, reply } => {
-                let opened = Connection::open(&self.worker, endpoint, card, neighbour, peer_epoch);
+                let opened = Connection::open(&self.worker, endpoint, *card, neighbour, peer_epoch);
                 let connected = opened.map(|connection| {
                     self.connections.insert(endpoint, connection);
                 });
@@ -390,7 +402,13 @@ impl Progress {
     /// Cuts the connections that have been left in good order, or have taken too long.
     fn cut_left(&mut self) {
         let sender = Sender { epoch: self.epoch, address: &self.address, unsent: &self.unsent };
-        let over: Vec<Leaving> = self.leaving.extract_if(.., |leaving| leaving.is_over(&sender)).collect();
+        let transfers = &mut self.transfers;
+        let is_over = |leaving: &mut Leaving| {
+            let id = leaving.id();
+            let copying = transfers.iter_mut().any(|(transfer, _)| transfer.endpoint == id && transfer.is_on_gpu());
+            leaving.is_over(&sender, copying)
+        };
+        let over: Vec<Leaving> = self.leaving.extract_if(.., is_over).collect();
         self.closing.extend(over.into_iter().map(Leaving::cut));
     }
 

@@ -16,6 +16,8 @@ use ucx_sys::Status;
 use crate::context::Context;
 use crate::copy::Window;
 use crate::cuda::card::DeviceCard;
+use crate::cuda::driver::{CudaError, DeviceAddress};
+use crate::cuda::gpu::Gpu;
 use crate::cuda::memory::DeviceMemory;
 use crate::error::RegionError;
 use crate::memory::HostMemory;
@@ -245,6 +247,14 @@ impl Region {
         match &self.inner.memory {
             Memory::Host { raw, .. } => raw.as_ptr(),
             Memory::Device(_) => ptr::null_mut(),
+        }
+    }
+
+    /// The address by which the GPU reads and writes the memory. Host memory is locked the first time.
+    pub(crate) fn device_address(&self, gpu: &Arc<Gpu>) -> Result<DeviceAddress, CudaError> {
+        match &self.inner.memory {
+            Memory::Host { memory, .. } => memory.pin(gpu),
+            Memory::Device(memory) => Ok(memory.base()),
         }
     }
 

@@ -113,6 +113,11 @@ impl Mapped {
         unsafe { control.as_ref() }
     }
 
+    /// The memory, in whole pages, without the control page.
+    pub(crate) fn range(&self) -> (NonNull<u8>, usize) {
+        (self.base, self.mapped_bytes - page_bytes())
+    }
+
     /// Whether the owner still has the memory registered. Pairs with the store in [`Share::withdraw`].
     pub(crate) fn is_offered(&self) -> bool {
         self.control().state.load(Ordering::Acquire) == OFFERED

@@ -43,7 +43,9 @@ pub(crate) struct Work {
 impl Work {
     /// Checks all parts before any of them is posted.
     pub(crate) fn check(parts: Vec<Part>) -> Result<Self, TransferError> {
-        let (mut shapes, mut locals, mut remotes) = (Vec::new(), Vec::new(), Vec::new());
+        let count = parts.len();
+        let (mut shapes, mut locals, mut remotes) =
+            (Vec::with_capacity(count), Vec::with_capacity(count), Vec::with_capacity(count));
         let mut size = Size::default();
         let mut last: Option<(Arc<[SlotPair]>, HighestSlots)> = None;
         for (index, part) in parts.into_iter().enumerate() {

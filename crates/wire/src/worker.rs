@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -17,6 +17,8 @@ use crate::context::Context;
 use crate::cuda::card::DeviceCard;
 use crate::cuda::event::CudaEvent;
 use crate::cuda::imported::{Imported, NotImported};
+use crate::cuda::landing::PeerSlab;
+use crate::cuda::target::DeviceTarget;
 use crate::endpoint::{EndpointId, KeyId, Lane, RemoteRegion};
 use crate::error::{CommandError, OpenError, TransferError};
 use crate::event::{Event, TransferId};
@@ -44,6 +46,7 @@ pub struct Worker {
     epoch: u64,
     commands: Sender<Command>,
     wake: Arc<OwnedFd>,
+    asleep: Arc<AtomicBool>,
     stopped: Receiver<()>,
 }
 
@@ -60,14 +63,20 @@ impl Worker {
         let (event_queue, events) = unbounded();
         let (started, start) = bounded(1);
         let (stop, stopped) = bounded(0);
-        let links = progress::Links { commands: command_queue, events: event_queue, wake: wake.clone() };
+        let asleep = Arc::new(AtomicBool::new(false));
+        let links = progress::Links {
+            commands: command_queue,
+            events: event_queue,
+            wake: wake.clone(),
+            asleep: asleep.clone(),
+        };
         let (context, its_context) = (context.clone(), context.clone());
         thread::Builder::new().name("kvferry-wire".to_owned()).spawn(move || {
             progress::run(its_context, epoch, links, &started);
             drop(stop); // the handle sees the channel disconnect
         })?;
         let address = start.recv().map_err(|_| io::Error::other("the progress thread ended at once"))??;
-        Ok((Self { context, address, epoch, commands, wake, stopped }, events))
+        Ok((Self { context, address, epoch, commands, wake, asleep, stopped }, events))
     }
 
     /// What a peer needs to connect.
@@ -90,13 +99,14 @@ impl Worker {
     /// [`CommandError`]; no endpoint is left behind.
     pub fn connect(&self, address: &[u8], peer_epoch: u64) -> Result<EndpointId, CommandError> {
         let endpoint = EndpointId(next_id());
-        let card = WorkerCard::parse(address, self.context.ucx_version())?;
+        let card = Box::new(WorkerCard::parse(address, self.context.ucx_version())?);
         let neighbour = self.look_for(&card);
         self.ask(|reply| Command::Connect { endpoint, card, neighbour, peer_epoch, reply })?;
         Ok(endpoint)
     }
 
-    /// Makes a peer's region a target of transfers on `endpoint`. The key is released with the endpoint.
+    /// Makes a peer's region a target of transfers on `endpoint`. The key is released with the endpoint. With a GPU on this
+    /// side, host memory of a peer on the same host is locked, for the GPU to write.
     ///
     /// # Errors
     ///
@@ -109,8 +119,13 @@ impl Worker {
         let range = CommandError::Range { base: card.base, bytes: card.bytes };
         let region = RemoteRegion::new(endpoint, key, card).ok_or(range)?;
         let target = match &card.device {
-            None => Target::Host(self.map(card.share.as_ref(), card.bytes)),
-            Some(device) => Target::Device(self.import_device(device, card.bytes)),
+            None => {
+                let mapped = self.map(card.share.as_ref(), card.bytes);
+                let pinned = self.context.gpu().zip(mapped.clone());
+                let pinned = pinned.map(|(gpu, mapped)| DeviceTarget::pin(gpu, mapped));
+                Target::Host(mapped, pinned)
+            }
+            Some(device) => Target::Device(self.import_device(device, card.bytes).map(DeviceTarget::Gpu)),
         };
         self.ask(|reply| Command::Import { endpoint, key, card: card.clone(), target, reply })?;
         Ok(region)
@@ -126,7 +141,12 @@ impl Worker {
         let process = Process::open(share.process());
         let inbox = self.map(Some(&share), region.bytes);
         let process = process.filter(|_| inbox.is_some());
-        Neighbour { inbox, process }
+        let slab = card.slab.as_ref().and_then(|card| {
+            let device = card.region.device.as_ref().filter(|_| card.chunk_bytes > 0)?;
+            let mapped = self.import_device(device, card.region.bytes).ok()?;
+            Some(PeerSlab { card: card.clone(), mapped })
+        });
+        Neighbour { inbox, slab, process }
     }
 
     /// Maps memory of a peer, if it runs on this host and the transports do not forbid it.
@@ -217,6 +237,12 @@ impl Worker {
         }
         let mut work = Work::check(parts)?;
         work.ready = ready;
+        if let Some(gpu) = self.context.gpu().filter(|_| work.uses_gpu()) {
+            // Host memory that a GPU is to read is locked here rather than on the progress thread. Refused, it shows there.
+            for local in &work.locals {
+                let _ = local.device_address(gpu);
+            }
+        }
         Ok(self.command(Command::Put(Posted { endpoint, transfer, work, notice }))?)
     }
 
@@ -251,7 +277,7 @@ impl Worker {
             SendTimeoutError::Timeout(_) => CommandError::Stuck(COMMAND_DEADLINE),
             SendTimeoutError::Disconnected(_) => CommandError::Stopped,
         })?;
-        progress::wake(&self.wake);
+        progress::wake(&self.wake, &self.asleep);
         Ok(())
     }
 }

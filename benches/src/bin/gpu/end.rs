@@ -1,6 +1,8 @@
 //! A worker with the GPU of its side.
 
-use crossbeam::channel::Receiver;
+use std::time::{Duration, Instant};
+
+use crossbeam::channel::{Receiver, TryRecvError};
 use kvferry_wire::{Context, ContextOptions, CudaOptions, Event, Route, Worker};
 
 use crate::Arguments;
@@ -24,11 +26,24 @@ impl End {
             transports: way.transports.clone().or_else(|| arguments.transports.clone()),
             route: way.route,
             cuda: Some(cuda),
+            linger: Duration::from_millis(arguments.linger_ms),
             ..ContextOptions::default()
         };
         let context = Context::open(&options)?;
         let (worker, events) = Worker::start(&context, epoch)?;
         Ok(Self { context, worker, events })
+    }
+
+    /// The next event, looked for until `deadline`: a thread that sleeps would be woken late.
+    pub(crate) fn next(&self, deadline: Instant) -> Result<Event, Error> {
+        loop {
+            match self.events.try_recv() {
+                Ok(event) => return Ok(event),
+                Err(TryRecvError::Disconnected) => return Err("the worker has stopped".into()),
+                Err(TryRecvError::Empty) if Instant::now() >= deadline => return Err("nothing came in time".into()),
+                Err(TryRecvError::Empty) => std::hint::spin_loop(),
+            }
+        }
     }
 }
 

@@ -10,6 +10,9 @@ use crate::ask::Error;
 
 const BLOCK_TOKENS: u32 = 64;
 
+/// What moves of a slot of many pieces.
+const SLOT_BYTES: u64 = 1 << 20;
+
 /// A request between two pools, and how to bind it.
 pub(crate) struct Job {
     pub(crate) source_bytes: u64,
@@ -24,9 +27,9 @@ enum What {
     Request(Box<Request>),
 }
 
-/// Equal blocks, each one piece.
+/// Slots of equal pieces.
 struct Blocks {
-    size: u64,
+    slot_bytes: u64,
     pieces: Arc<[Piece]>,
     pairs: Vec<SlotPair>,
 }
@@ -80,20 +83,31 @@ impl Job {
                 let storage = Storage { cells: CellOrder::Nhd, ..Storage::default() };
                 Self::request(config, ["tp4", "tp8"], Dtype::Bf16, storage, 32_768)
             }
-            size => Self::blocks(size.parse()?, total_bytes),
+            size => match size.strip_suffix('s') {
+                Some(size) => Self::blocks(size.parse()?, 1, total_bytes),
+                None => {
+                    let size: u64 = size.parse()?;
+                    Self::blocks(size, (SLOT_BYTES / size.max(1)).max(1), total_bytes)
+                }
+            },
         }
     }
 
-    fn blocks(size: u64, total_bytes: u64) -> Result<Self, Error> {
+    /// Slots of `count` pieces of `size` bytes, each followed by as many that do not move; of one piece, by none.
+    fn blocks(size: u64, count: u64, total_bytes: u64) -> Result<Self, Error> {
         if size == 0 || !size.is_multiple_of(16) || size > total_bytes {
             return Err(format!("{size}: no multiple of 16 up to {total_bytes}").into());
         }
-        let (count, slots) = (total_bytes / size, (total_bytes / size) * 2);
-        let (from, to) = (shuffled(slots, count, 1)?, shuffled(slots, count, 2)?);
+        let moved = total_bytes / (size * count);
+        let (slots, stride) = (moved + moved / 16 + 1, if count == 1 { size } else { size * 2 });
+        let (from, to) = (shuffled(slots, moved, 1)?, shuffled(slots, moved, 2)?);
         let pairs = from.iter().zip(&to).map(|(&local, &remote)| SlotPair { local, remote }).collect();
-        let pieces = [Piece { local_offset: 0, remote_offset: 0, run_bytes: size, dims: [Dim::ONE; 2] }].into();
-        let what = What::Blocks(Blocks { size, pieces, pairs });
-        Ok(Self { source_bytes: slots * size, target_bytes: slots * size, bytes: count * size, runs: count, what })
+        let dims = [Dim::ONE, Dim { count, local_stride: stride, remote_stride: stride }];
+        let pieces = [Piece { local_offset: 0, remote_offset: 0, run_bytes: size, dims }].into();
+        let (slot_bytes, runs) = (count * stride, moved * count);
+        let pool_bytes = slots * slot_bytes;
+        let what = What::Blocks(Blocks { slot_bytes, pieces, pairs });
+        Ok(Self { source_bytes: pool_bytes, target_bytes: pool_bytes, bytes: runs * size, runs, what })
     }
 
     fn request(config: &str, cuts: [&str; 2], dtype: Dtype, storage: Storage, tokens: u32) -> Result<Self, Error> {
@@ -136,13 +150,13 @@ impl Job {
     /// Binds the request: what a transfer is posted with.
     pub(crate) fn bind(&mut self, local: &Region, remote: RemoteRegion) -> Result<Vec<Part>, Error> {
         match &mut self.what {
-            What::Blocks(Blocks { size, pieces, pairs }) => Ok(vec![Part {
+            What::Blocks(Blocks { slot_bytes, pieces, pairs }) => Ok(vec![Part {
                 local: local.clone(),
                 local_base: 0,
-                local_slot_stride: *size,
+                local_slot_stride: *slot_bytes,
                 remote,
                 remote_base: 0,
-                remote_slot_stride: *size,
+                remote_slot_stride: *slot_bytes,
                 pieces: pieces.clone(),
                 pairs: Arc::from(&pairs[..]),
             }]),
@@ -182,8 +196,13 @@ impl Job {
     /// Every run: from, to, bytes.
     pub(crate) fn for_each_run(&self, mut run: impl FnMut(u64, u64, u64)) {
         match &self.what {
-            What::Blocks(Blocks { size, pairs, .. }) => {
-                pairs.iter().for_each(|pair| run(u64::from(pair.local) * size, u64::from(pair.remote) * size, *size));
+            What::Blocks(Blocks { slot_bytes, pairs, pieces }) => {
+                for pair in pairs {
+                    let (from, to) = (u64::from(pair.local) * slot_bytes, u64::from(pair.remote) * slot_bytes);
+                    let (piece, inner) = (&pieces[0], &pieces[0].dims[1]);
+                    let place = |index| (from + index * inner.local_stride, to + index * inner.remote_stride);
+                    (0..inner.count).map(place).for_each(|(from, to)| run(from, to, piece.run_bytes));
+                }
             }
             What::Request(request) => request.plan.for_each_run(|of| {
                 let from = request.tables[0].pools[usize::from(of.source_pool.0)].base;

@@ -29,7 +29,8 @@ pub(crate) struct Arguments {
     /// GPU of the target.
     #[arg(long, default_value_t = 1)]
     to: u32,
-    /// What is moved: a size of pieces in bytes, `glm` or `glm-block` (GLM-5.2, fp8, blocks of 64 tokens, layer-major: 131,072
+    /// What is moved: a size of pieces in bytes, apart from each other on both sides, of which a slot has a mebibyte; the same with
+    /// `s` behind it for slots of one piece each; `glm` or `glm-block` (GLM-5.2, fp8, blocks of 64 tokens, layer-major: 131,072
     /// tokens, or one block), `llama` (Llama-70B, TP4 to TP8, NHD: 32,768 tokens).
     #[arg(
         long,
@@ -52,12 +53,18 @@ pub(crate) struct Arguments {
     /// Transports of UCX, which carries the messages, as in UCX_TLS.
     #[arg(long)]
     transports: Option<String>,
+    /// Blocks with which the target scatters, if not the default.
+    #[arg(long)]
+    target_blocks: Option<u32>,
     /// Megabytes of the target's slab.
     #[arg(long, default_value_t = 64)]
     slab_mb: u64,
     /// Megabytes of a chunk of it.
     #[arg(long, default_value_t = 8)]
     chunk_mb: u32,
+    /// Milliseconds that threads look on for more before they sleep.
+    #[arg(long, default_value_t = 20)]
+    linger_ms: u64,
     /// The process that is written to. For internal use.
     #[arg(long, hide = true)]
     target: bool,

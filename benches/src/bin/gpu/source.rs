@@ -115,7 +115,7 @@ impl Lane {
         let posted = start.elapsed();
         let mut stats = None;
         loop {
-            match self.end.events.recv_timeout(DEADLINE)? {
+            match self.end.next(start + DEADLINE)? {
                 Event::TransferDone { result, .. } => stats = Some(result?),
                 Event::Frame(frame) if frame.kind == ACKNOWLEDGED && frame.payload == round.to_le_bytes() => break,
                 Event::EndpointFailed { status, .. } => return Err(format!("the endpoint failed: {status}").into()),

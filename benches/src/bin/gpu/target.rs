@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, Write};
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use kvferry_wire::{EndpointId, Event, Region};
 
@@ -16,11 +17,18 @@ use crate::pattern;
 const EPOCH: u64 = 1;
 
 pub(crate) fn serve(arguments: &Arguments) -> Result<(), Error> {
-    let end = Arc::new(End::open(arguments, arguments.to, &Way::default(), EPOCH)?);
+    let end = Arc::new(End::open(
+        arguments,
+        arguments.to,
+        &Way { blocks: arguments.target_blocks, ..Way::default() },
+        EPOCH,
+    )?);
     let endpoints: Arc<Mutex<BTreeMap<u64, EndpointId>>> = Arc::default();
     let (acknowledging, known) = (end.clone(), endpoints.clone());
     thread::spawn(move || {
-        for event in &acknowledging.events {
+        loop {
+            let event = acknowledging.next(Instant::now() + Duration::from_secs(3600));
+            let Ok(event) = event else { return };
             let Event::Frame(frame) = event else { continue };
             let endpoint = known.lock().expect("no panic under it").get(&frame.source_epoch).copied();
             if let Some(endpoint) = endpoint.filter(|_| frame.kind == ARRIVED) {

@@ -1,4 +1,4 @@
-//! The direct route on a GPU: one kernel launch reads this side's slots and writes the peer's.
+//! The direct route on a GPU: one kernel launch reads this side's slots and writes the peer's. Either may be host memory.
 //!
 //! A kernel's writes are visible to every device before its end is, so what is said when it has ended is said behind them.
 //!
@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use crate::cuda::driver::{CudaError, DeviceAddress};
 use crate::cuda::expand::{Mode, Placed};
-use crate::cuda::imported::Imported;
 use crate::cuda::queue::{Prepared, Queue, Ticket};
+use crate::cuda::target::DeviceTarget;
 use crate::error::PutError;
 use crate::pieces::{Shape, SlotPair};
 use crate::route::Route;
@@ -24,7 +24,7 @@ use crate::transfer::Work;
 /// A transfer into mapped memory of a peer's GPU.
 pub(crate) struct DeviceCopy {
     work: Arc<Work>,
-    targets: Vec<Arc<Imported>>,
+    targets: Vec<DeviceTarget>,
     queue: Rc<RefCell<Queue>>,
     prepared: Option<Prepared>,
     ticket: Option<Ticket>,
@@ -37,7 +37,7 @@ impl DeviceCopy {
     pub(crate) fn start(
         queue: &Rc<RefCell<Queue>>,
         work: Arc<Work>,
-        targets: Vec<Arc<Imported>>,
+        targets: Vec<DeviceTarget>,
     ) -> Result<Self, PutError> {
         let failed = |source| PutError::Cuda { source };
         let mut owner = queue.borrow_mut();
@@ -46,9 +46,10 @@ impl DeviceCopy {
             // SAFETY: the event is live, as whoever posted it promised.
             unsafe { owner.wait_for(ready.raw()) }.map_err(failed)?;
         }
+        let gpu = owner.gpu();
         let places = work.locals.iter().zip(&targets);
-        let places: Vec<(DeviceAddress, DeviceAddress)> =
-            places.map(|(local, target)| (local.base(), target.base())).collect();
+        let places = places.map(|(local, target)| Ok((local.device_address(gpu)?, target.address())));
+        let places: Vec<(DeviceAddress, DeviceAddress)> = places.collect::<Result<_, _>>().map_err(failed)?;
         let (sets, of_shape) = pair_sets(&work.shapes);
         let placed: Vec<Placed<'_>> = (work.shapes.iter().zip(&places).zip(&of_shape))
             .map(|((shape, (from, to)), set)| Placed { shape, from: *from, to: *to, set: *set })

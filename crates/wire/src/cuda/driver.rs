@@ -64,6 +64,7 @@ pub struct CudaCode(pub c_int);
 impl CudaCode {
     pub(crate) const SUCCESS: Self = Self(0);
     pub(crate) const NOT_READY: Self = Self(600);
+    pub(crate) const ALREADY_REGISTERED: Self = Self(712);
 }
 
 impl fmt::Display for CudaCode {
@@ -173,8 +174,6 @@ functions! {
     memory_set_access = "cuMemSetAccess"(address: DeviceAddress, bytes: usize, access: *const Access, count: usize);
     memory_export = "cuMemExportToShareableHandle"(exported: *mut c_void, handle: AllocationHandle, kind: c_int, flags: u64);
     memory_import = "cuMemImportFromShareableHandle"(handle: *mut AllocationHandle, exported: *mut c_void, kind: c_int);
-    memory_retain = "cuMemRetainAllocationHandle"(handle: *mut AllocationHandle, address: *mut c_void);
-    address_range = "cuMemGetAddressRange_v2"(base: *mut DeviceAddress, bytes: *mut usize, address: DeviceAddress);
     pointer_attribute = "cuPointerGetAttribute"(value: *mut c_void, attribute: c_int, address: DeviceAddress);
     host_alloc = "cuMemHostAlloc"(memory: *mut *mut c_void, bytes: usize, flags: c_uint);
     host_free = "cuMemFreeHost"(memory: *mut c_void);
@@ -185,7 +184,6 @@ functions! {
     free_async = "cuMemFreeAsync"(address: DeviceAddress, stream: RawStream);
     copy_to_device = "cuMemcpyHtoDAsync_v2"(to: DeviceAddress, from: *const c_void, bytes: usize, stream: RawStream);
     copy_to_host = "cuMemcpyDtoHAsync_v2"(to: *mut c_void, from: DeviceAddress, bytes: usize, stream: RawStream);
-    copy_on_device = "cuMemcpyDtoDAsync_v2"(to: DeviceAddress, from: DeviceAddress, bytes: usize, stream: RawStream);
     fill = "cuMemsetD8Async"(address: DeviceAddress, value: u8, bytes: usize, stream: RawStream);
     stream_create = "cuStreamCreateWithPriority"(stream: *mut RawStream, flags: c_uint, priority: c_int);
     stream_destroy = "cuStreamDestroy_v2"(stream: RawStream);
@@ -238,6 +236,18 @@ pub(crate) fn driver() -> Result<&'static Driver, CudaOpenError> {
     Ok(DRIVER.get_or_init(|| driver))
 }
 
+/// CUDA devices that this process sees.
+///
+/// # Errors
+///
+/// [`CudaOpenError`]: there is no driver that can be used.
+pub fn cuda_devices() -> Result<u32, CudaOpenError> {
+    let mut count = 0;
+    // SAFETY: `count` receives a number.
+    unsafe { driver()?.device_get_count(&raw mut count) }?;
+    Ok(u32::try_from(count).unwrap_or(0))
+}
+
 fn open(names: &[&'static str]) -> Result<&'static Library, CudaOpenError> {
     let mut tried = Vec::new();
     for &name in names {
@@ -245,10 +255,15 @@ fn open(names: &[&'static str]) -> Result<&'static Library, CudaOpenError> {
         match unsafe { Library::new(name) } {
             // Never closed: its functions are reached through `&'static`, and it has threads.
             Ok(library) => return Ok(Box::leak(Box::new(library))),
-            Err(error) => tried.push((name, error.to_string())),
+            Err(error) => tried.push((name, reason(&error))),
         }
     }
     Err(CudaOpenError::NoDriver { tried })
+}
+
+/// The loader's own words, which are behind its error.
+fn reason(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// `CUmemAllocationProp`.

@@ -17,8 +17,13 @@ const PTX: &[u8] = concat!(include_str!("../../kernels/move.ptx"), "\0").as_byte
 /// Threads of a block: with the registers that the kernel takes, one block fills a multiprocessor.
 const BLOCK_THREADS: c_uint = 512;
 
-/// Lanes that copy a unit together.
+/// Lanes that copy a unit together, and groups of them in a warp.
 const LANES: u32 = 8;
+const WARP_GROUPS: u32 = 32 / LANES;
+
+/// Tiles that a warp takes of a long transfer, at least, and units that each of its groups copies of one, at most.
+const TILES_PER_WARP: u32 = 16;
+const TILE_ROUNDS_MAX: u32 = 8;
 
 /// `Job` of the kernel.
 #[repr(C)]
@@ -35,13 +40,18 @@ pub(crate) struct Job {
     pub(crate) first: u32,
     pub(crate) count: u32,
     pub(crate) mode: u32,
+    /// Two numbers of the stream's, zero between launches.
+    pub(crate) progress: DeviceAddress,
+    /// Set by [`launch`].
+    pub(crate) tile: u32,
+    pub(crate) unused: u32,
     pub(crate) inline: [u8; INLINE_BYTES],
 }
 
 /// Sets and pairs that fit travel with the launch, without a copy of their own.
 pub(crate) const INLINE_BYTES: usize = 768;
 
-const _: () = assert!(size_of::<Job>() == 56 + INLINE_BYTES);
+const _: () = assert!(size_of::<Job>() == 72 + INLINE_BYTES);
 
 pub(crate) fn load(driver: &Driver, _current: &Entered<'_>) -> Result<(RawModule, RawFunction), CudaError> {
     let (mut module, mut function) = (RawModule::NONE, RawFunction::NONE);
@@ -62,11 +72,15 @@ pub(crate) unsafe fn launch(
     gpu: &Gpu,
     _current: &Entered<'_>,
     stream: RawStream,
-    job: &Job,
+    mut job: Job,
     blocks_max: u32,
 ) -> Result<(), CudaError> {
     let blocks = job.count.div_ceil(BLOCK_THREADS / LANES).min(blocks_max).max(1);
-    let mut parameters = [ptr::from_ref(job).cast_mut().cast::<c_void>()];
+    let groups = blocks * (BLOCK_THREADS / LANES);
+    // A few tiles a warp, so that all end at about the same time, but not so many that they wait for their numbers.
+    let rounds = (job.count.div_ceil(groups) / TILES_PER_WARP).clamp(1, TILE_ROUNDS_MAX);
+    job.tile = rounds * WARP_GROUPS;
+    let mut parameters = [ptr::from_mut(&mut job).cast::<c_void>()];
     let none = ptr::null_mut();
     // SAFETY: the function takes one `Job`, which the driver copies; the rest is the caller's promise.
     unsafe {

@@ -94,10 +94,6 @@ impl DeviceMemory {
         Ok(Self { gpu: gpu.clone(), base, bytes, owner: Owner::Caller { _owner: owner } })
     }
 
-    pub(crate) fn gpu(&self) -> &Arc<Gpu> {
-        &self.gpu
-    }
-
     pub(crate) fn base(&self) -> DeviceAddress {
         self.base
     }

@@ -1,7 +1,9 @@
 //! How GPU memory is moved.
 
+use serde::{Deserialize, Serialize};
+
 /// Settings of a context that has a GPU. Start from [`CudaOptions::new`] and change what you need.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CudaOptions {
     /// The GPU, as this process counts them (`CUDA_VISIBLE_DEVICES`). Its primary context is used: that of the framework in
     /// the same process.

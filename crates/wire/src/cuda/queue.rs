@@ -28,12 +28,17 @@ const TEMPLATES_MAX: usize = 256;
 /// Least bytes of a sheet, so that few sizes are ever made.
 const SHEET_BYTES_MIN: usize = 64 << 10;
 
+/// Bytes of [`Queue::progress`].
+const PROGRESS_BYTES: usize = 8;
+
 /// Copies of one direction.
 pub(crate) struct Queue {
     templates: HashMap<Vec<u64>, Rc<Template>, Xxh3Builder>,
     sheets: Vec<Sheet>,
     events: Vec<RawEvent>,
     blocks_max: u32,
+    /// What the kernels of the stream count with: two numbers, zero between launches.
+    progress: DeviceAddress,
     stream: Rc<Stream>, // last: everything above is freed on it
 }
 
@@ -96,8 +101,14 @@ impl Queue {
         let raw = gpu.stream(&entered, if gpu.options.urgent { greatest } else { least })?;
         drop(entered);
         let stream = Rc::new(Stream { gpu: gpu.clone(), raw });
-        let mut queue =
-            Self { templates: HashMap::default(), sheets: Vec::new(), events: Vec::new(), blocks_max, stream };
+        let (templates, sheets, events) = (HashMap::default(), Vec::new(), Vec::new());
+        let mut queue = Self { templates, sheets, events, blocks_max, progress: 0, stream };
+        let entered = gpu.enter()?;
+        // SAFETY: `progress` receives memory that the queue frees, on the same stream.
+        unsafe { gpu.driver.alloc_async(&raw mut queue.progress, PROGRESS_BYTES, raw) }?;
+        // SAFETY: allocated above, in the order of the stream.
+        unsafe { gpu.driver.fill(queue.progress, 0, PROGRESS_BYTES, raw) }?;
+        drop(entered);
         // The first of each takes the driver long; not in the way of the first transfer.
         let sheet = queue.sheet(1)?;
         queue.sheets.push(sheet);
@@ -169,6 +180,9 @@ impl Queue {
             first,
             count,
             mode: prepared.mode as u32,
+            progress: self.progress,
+            tile: 0,
+            unused: 0,
             inline: [0; INLINE_BYTES],
         };
         match &prepared.slots {
@@ -180,7 +194,7 @@ impl Queue {
         let entered = gpu.enter()?;
         // SAFETY: the template is freed and the sheet used again behind this on the stream, or after it has ended; the rest is
         // the caller's promise.
-        let launched = unsafe { kernel::launch(gpu, &entered, *raw, &job, self.blocks_max) };
+        let launched = unsafe { kernel::launch(gpu, &entered, *raw, job, self.blocks_max) };
         // SAFETY: event and stream are of the current context.
         let recorded = launched.and_then(|()| unsafe { gpu.driver.event_record(event, *raw) });
         if recorded.is_err() {
@@ -304,8 +318,20 @@ fn key(mode: Mode, placed: &[Placed<'_>]) -> Vec<u64> {
         let pieces = (Arc::as_ptr(&shape.pieces).addr() as u64, shape.pieces.len() as u64);
         key.extend([from + local.base, local.slot_stride, to.wrapping_add(remote.base), remote.slot_stride]);
         key.extend([pieces.0, pieces.1, *set as u64]);
+        if mode == Mode::Scatter {
+            // These come with each description anew.
+            key.truncate(key.len() - 3);
+            key.push(*set as u64);
+            key.extend(shape.pieces.iter().flat_map(numbers));
+        }
     }
     key
+}
+
+/// What a piece is, on the side that is written.
+fn numbers(piece: &Piece) -> [u64; 6] {
+    let [outer, inner] = piece.dims;
+    [piece.remote_offset, piece.run_bytes, outer.count, outer.remote_stride, inner.count, inner.remote_stride]
 }
 
 impl Sheet {
@@ -358,6 +384,8 @@ impl Drop for Queue {
         let Ok(_entered) = gpu.enter() else { return };
         // SAFETY: the stream is live. Nothing is left on it unless something has gone wrong.
         let _ = unsafe { gpu.driver.stream_synchronize(*raw) };
+        // SAFETY: allocated on this stream in `new`.
+        let _ = unsafe { gpu.driver.free_async(self.progress, *raw) };
         for event in self.events.drain(..) {
             // SAFETY: created in `event`, destroyed only here.
             let _ = unsafe { gpu.driver.event_destroy(event) };

@@ -1,5 +1,6 @@
 //! This process's side.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::Receiver;
@@ -35,7 +36,7 @@ impl End {
         let transports = transports.map(str::to_owned);
         let options = ContextOptions { transports, route, cuda: Some(CudaOptions::new(0)), ..Default::default() };
         let context = Context::open(&options).unwrap();
-        let (worker, events) = Worker::start(&context, 0xa).unwrap();
+        let (worker, events) = Worker::start(&context, epoch()).unwrap();
         let pool = allocate(&context, bytes).unwrap();
         pool.write(0, &pattern(bytes)).unwrap();
         Self { context, worker, events, pool }
@@ -61,6 +62,12 @@ impl End {
             }
         }
     }
+}
+
+/// An epoch that no other worker of these tests has.
+fn epoch() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    u64::from(std::process::id()) << 32 | NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 pub(crate) fn pattern(bytes: u64) -> Vec<u8> {

@@ -1,6 +1,6 @@
 //! A target that dies: its peers' GPU contexts go on.
 
-use kvferry_wire::{PutError, Route, TransferId};
+use kvferry_wire::{PutError, RegionCard, Route, TransferId};
 
 use crate::child::{Setup, Target};
 use crate::end::{End, pattern};
@@ -13,7 +13,7 @@ fn check(route: Route) {
     let end = End::start(Some(route), None, BYTES);
     let mut other = Target::start(&Setup { epoch: 0xc, ..Setup::new(BYTES) });
     let (other_endpoint, other_remote) = end.connect(&other);
-    let shape = Shape::blocks(1024, (BYTES / 1024) as u32, &mut Random(1));
+    let shape = Shape::blocks(64 << 10, (BYTES >> 16) as u32, &mut Random(1));
     let source = pattern(BYTES);
     let mut expected = vec![0; BYTES as usize];
     shape.apply(&source, &mut expected);
@@ -41,6 +41,55 @@ fn check(route: Route) {
         other.fill(0);
         end.put(other_endpoint, vec![shape.part(&end.pool, other_remote)]).unwrap();
         assert!(other.holds(&expected), "{when}: the other target");
+    }
+}
+
+#[test]
+#[ignore = "needs CUDA"]
+fn landing() {
+    check(Route::Landing);
+}
+
+/// Sources that die in the middle: what they were granted serves others, and the target's context goes on.
+#[test]
+#[ignore = "needs CUDA"]
+fn sources_that_land() {
+    let mut target = Target::start(&Setup { epoch: 0xf, ..Setup::new(BYTES / 8) });
+    for _ in 0..3 {
+        let mut source = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--ignored", "--exact", "killed::source", "--nocapture"])
+            .env(SOURCE, serde_json::to_string(&(&target.address, target.epoch, &target.card)).unwrap())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(1500));
+        source.kill().unwrap();
+        source.wait().unwrap();
+    }
+    let end = End::start(Some(Route::Landing), None, BYTES / 8);
+    let shape = Shape::blocks(16 << 10, (BYTES / 8 >> 14) as u32, &mut Random(2));
+    let (endpoint, remote) = end.connect(&target);
+    end.put(endpoint, vec![shape.part(&end.pool, remote)]).unwrap();
+    let mut expected = vec![0; (BYTES / 8) as usize];
+    shape.apply(&pattern(BYTES / 8), &mut expected);
+    assert!(target.holds(&expected));
+}
+
+/// Set in the process of a source that is killed: the target.
+const SOURCE: &str = "KVFERRY_TEST_SOURCE";
+
+#[test]
+#[ignore = "a process that is killed; does nothing by itself"]
+fn source() {
+    let Ok(target) = std::env::var(SOURCE) else { return };
+    let (address, epoch, card): (Vec<u8>, u64, RegionCard) = serde_json::from_str(&target).unwrap();
+    let end = End::start(Some(Route::Landing), None, BYTES / 8);
+    let endpoint = end.worker.connect(&address, epoch).unwrap();
+    let remote = end.worker.import(endpoint, &card).unwrap();
+    let shape = Shape::blocks(16 << 10, (BYTES / 8 >> 14) as u32, &mut Random(1));
+    loop {
+        (0..4).for_each(|id| end.worker.put(endpoint, TransferId(id), vec![shape.part(&end.pool, remote)]).unwrap());
+        (0..4).for_each(|_| drop(end.done().unwrap()));
     }
 }
 

@@ -1,8 +1,8 @@
 //! What arrives is what left, and nothing else changes.
 
-use kvferry_wire::Route;
+use kvferry_wire::{Context, PutError, Route, RouteReason, TransferId};
 
-use crate::child::{Setup, Target, descriptors};
+use crate::child::{Kind, Setup, Target, descriptors};
 use crate::end::{End, pattern};
 use crate::plan::{Random, Shape, random};
 
@@ -75,9 +75,89 @@ fn direct_to_a_gpu_that_this_process_does_not_see() {
 
 #[test]
 #[ignore = "needs CUDA"]
-fn rounds_leave_nothing_behind() {
+fn landing_in_another_process() {
     let mut target = Target::start(&Setup::new(BYTES));
-    let end = End::start(Some(Route::Direct), None, BYTES);
+    let end = End::start(None, None, BYTES);
+    check_sizes(&end, &mut target);
+    check_random(&end, &mut target, 8);
+}
+
+#[test]
+#[ignore = "needs CUDA"]
+fn landing_in_memory_of_the_callers() {
+    let mut target = Target::start(&Setup { kind: Kind::Callers, ..Setup::new(BYTES) });
+    let end = End::start(None, None, BYTES);
+    check_sizes(&end, &mut target);
+    let (endpoint, remote) = end.connect(&target);
+    let part = Shape::blocks(4096, 100, &mut Random(1)).part(&end.pool, remote);
+    let stats = end.put(endpoint, vec![part]).unwrap();
+    assert_eq!((stats.route, stats.reason), (Route::Landing, RouteReason::GpusOfOneHost));
+    // What cudaMalloc gives is never mapped by another process.
+    let direct = End::start(Some(Route::Direct), None, BYTES);
+    let (endpoint, remote) = direct.connect(&target);
+    let part = Shape::blocks(4096, 100, &mut Random(1)).part(&direct.pool, remote);
+    let refused = Err(PutError::RouteUnavailable { route: Route::Direct });
+    assert_eq!(direct.put(endpoint, vec![part]), refused);
+}
+
+/// A slab of few small chunks: every credit is used again and again.
+#[test]
+#[ignore = "needs CUDA"]
+fn landing_in_a_slab_of_two_chunks() {
+    let mut target = Target::start(&Setup { slab_bytes: 128 << 10, slab_chunk_bytes: 64 << 10, ..Setup::new(BYTES) });
+    let end = End::start(Some(Route::Landing), None, BYTES);
+    check_sizes(&end, &mut target);
+}
+
+#[test]
+#[ignore = "needs CUDA"]
+fn two_sources_share_a_slab() {
+    let setup = Setup { slab_bytes: 256 << 10, slab_chunk_bytes: 64 << 10, ..Setup::new(2 * BYTES) };
+    let mut target = Target::start(&setup);
+    let ends = [End::start(None, None, BYTES), End::start(None, None, BYTES)];
+    target.fill(0xee);
+    let source = pattern(BYTES);
+    let mut expected = vec![0xee; 2 * BYTES as usize];
+    let shape = Shape::blocks(1024, (BYTES / 1024) as u32, &mut Random(5));
+    let connected: Vec<_> = ends.iter().map(|end| end.connect(&target)).collect();
+    for round in 0..20 {
+        for (half, (end, (endpoint, remote))) in ends.iter().zip(&connected).enumerate() {
+            let mut part = shape.part(&end.pool, *remote);
+            part.remote_base = half as u64 * BYTES;
+            end.worker.put(*endpoint, TransferId(round), vec![part]).unwrap();
+        }
+        ends.iter().for_each(|end| drop(end.done().unwrap()));
+    }
+    expected.chunks_mut(BYTES as usize).for_each(|half| shape.apply(&source, half));
+    assert!(target.holds(&expected));
+}
+
+#[test]
+#[ignore = "needs CUDA"]
+fn from_a_gpu_into_host_memory() {
+    let mut target = Target::start(&Setup { kind: Kind::Host, ..Setup::new(BYTES) });
+    let end = End::start(None, None, BYTES);
+    check_sizes(&end, &mut target);
+}
+
+#[test]
+#[ignore = "needs CUDA"]
+fn from_host_memory_into_a_gpu() {
+    let mut target = Target::start(&Setup::new(BYTES));
+    let end = End::start_with(None, None, BYTES, Context::allocate);
+    check_sizes(&end, &mut target);
+}
+
+#[test]
+#[ignore = "needs CUDA"]
+fn rounds_leave_nothing_behind() {
+    rounds(Route::Direct);
+    rounds(Route::Landing);
+}
+
+fn rounds(route: Route) {
+    let mut target = Target::start(&Setup::new(BYTES));
+    let end = End::start(Some(route), None, BYTES);
     let mut round = |seed: u64| {
         let shapes = random(&mut Random(seed), 16, BYTES);
         let (endpoint, remote) = end.connect(&target);
