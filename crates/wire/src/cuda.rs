@@ -6,6 +6,7 @@
 
 pub(crate) mod card;
 pub(crate) mod copy;
+pub(crate) mod desk;
 pub(crate) mod driver;
 pub(crate) mod event;
 pub(crate) mod expand;

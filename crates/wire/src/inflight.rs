@@ -185,6 +185,11 @@ impl InFlight {
         {
             filling.release(outbox);
         }
+        if ended.is_some()
+            && let Carrier::Gpu(carrier) = &mut self.carrier
+        {
+            carrier.release(outbox);
+        }
         let (route, reason) = self.route;
         let (bytes, runs, elapsed) = (self.work.size.bytes, self.work.size.runs, self.started.elapsed());
         ended.map(|result| result.map(|()| TransferStats { bytes, runs, elapsed, route, reason }))
@@ -203,7 +208,7 @@ impl InFlight {
                 Status::OK => result,
                 source => Err(PutError::Endpoint { source }),
             }),
-            Carrier::Gpu(carrier) => carrier.step(connection, sender),
+            Carrier::Gpu(carrier) => carrier.step(connection, context, sender, outbox),
             Carrier::Ended(result) => Some(*result),
             Carrier::Inbox(filling) => {
                 let Some(inbox) = connection.inbox().cloned() else {

@@ -23,6 +23,8 @@ pub(crate) struct Service {
     inbox: Option<Inbox>,
     /// The same in GPU memory.
     slab: Option<Inbox>,
+    /// What the GPU scatters with, if there is one.
+    gpu: Option<Rc<RefCell<Queue>>>,
     answers: BTreeMap<Peer, RawEndpoint>,
     replies: Vec<Reply>,
     worker: Rc<RawWorker>, // last: the endpoints are its
@@ -35,11 +37,12 @@ impl Service {
         gpu: Option<&Rc<RefCell<Queue>>>,
     ) -> Result<Self, RegionError> {
         let inbox = Inbox::new(context)?;
-        let slab = gpu.map(|queue| Inbox::on_gpu(context, queue)).transpose()?.flatten();
+        let slab = gpu.map(|_| Inbox::on_gpu(context)).transpose()?.flatten();
         Ok(Self {
             context: context.clone(),
             inbox,
             slab,
+            gpu: gpu.cloned(),
             answers: BTreeMap::new(),
             replies: Vec::new(),
             worker: worker.clone(),
@@ -60,7 +63,7 @@ impl Service {
 
     /// Whether the GPU is scattering something.
     pub(crate) fn is_scattering(&self) -> bool {
-        self.slab.as_ref().is_some_and(Inbox::is_scattering)
+        [&self.inbox, &self.slab].into_iter().flatten().any(Inbox::is_scattering)
     }
 
     /// A source says something. Returns the endpoint that answered it, if it has said goodbye: to be closed, then forgotten.
@@ -88,10 +91,16 @@ impl Service {
                 let inbox = self.inbox.as_mut()?;
                 self.replies.extend(inbox.describe(&self.context, peer, stream, total_bytes, &bytes));
             }
-            Body::DescribeDevice { stream, total_bytes, bytes } => match &mut self.slab {
-                Some(slab) => self.replies.extend(slab.describe(&self.context, peer, stream, total_bytes, &bytes)),
-                None => self.replies.push((peer, Body::Refused { stream, refusal: Refusal::Gpu })),
-            },
+            Body::DescribeDevice { stream, slab, total_bytes, bytes } => {
+                let inbox = if slab { &mut self.slab } else { &mut self.inbox };
+                let reply = match (inbox, &self.gpu) {
+                    (Some(inbox), Some(gpu)) => {
+                        inbox.describe_device(&self.context, gpu, peer, stream, total_bytes, &bytes)
+                    }
+                    _ => Some((peer, Body::Refused { stream, refusal: Refusal::Gpu })),
+                };
+                self.replies.extend(reply);
+            }
             // The one that does not know the stream takes no notice.
             Body::Chunk { stream, index, chunk } => {
                 self.inboxes().for_each(|inbox| inbox.filled(peer, stream, index, chunk, None));

@@ -1,9 +1,10 @@
-//! A peer's end of a slab: gathers chunks of a transfer straight into the peer's GPU, which scatters them.
+//! A source's end of a transfer between GPUs through memory that the target sets aside: gathers chunks straight into the slab
+//! of the target's GPU, or into host memory from where they are put into the target's inbox over a network.
 //!
 //! # Safety
 //!
-//! A kernel reads this side's slots and writes the chunk of the peer's slab that was granted. Regions and mapping are held
-//! until every kernel has ended.
+//! A kernel reads this side's slots and writes the chunk of the peer's slab that was granted, or a slot of this side's outbox.
+//! Regions and mapping are held until every kernel has ended.
 #![allow(unsafe_code, reason = "launches the kernel on memory that it holds")]
 
 use std::cell::RefCell;
@@ -13,17 +14,29 @@ use std::sync::Arc;
 
 use crate::address::InboxCard;
 use crate::cuda::copy::pair_sets;
+use crate::cuda::desk::Desk;
+use crate::cuda::driver::{CudaError, DeviceAddress};
 use crate::cuda::expand::{Mode, Placed, UNIT_BYTES, count_units};
 use crate::cuda::imported::Imported;
 use crate::cuda::queue::{Prepared, Queue, Ticket};
+use crate::delivery::Delivery;
+use crate::endpoint::KeyId;
 use crate::error::PutError;
 use crate::inbox::message::{Body, DESCRIBE_BYTES, DeviceDescription, Refusal, StreamId};
 use crate::inbox::source::refusal;
+use crate::raw::Put;
+use crate::region::Region;
 use crate::route::Route;
 use crate::transfer::Work;
 
 /// Chunks that are being gathered at a time. One keeps the link busy while the next is launched.
 const GATHERING_MAX: usize = 8;
+
+/// Chunks of one transfer that are on their way over a network at a time, gathered or put.
+const STAGED_MAX: usize = 8;
+
+/// A chunk of a slab is a quarter of the transfer, so that gathering and scattering overlap, but not less than this.
+const CHUNK_UNITS_MIN: u32 = 4096;
 
 /// A peer's slab, mapped here.
 #[derive(Clone, Debug)]
@@ -32,10 +45,18 @@ pub(crate) struct PeerSlab {
     pub(crate) mapped: Arc<Imported>,
 }
 
-/// One transfer through a peer's slab.
+/// How chunks get to the target.
+pub(crate) enum Way {
+    /// Gathered straight into its slab.
+    Slab(PeerSlab),
+    /// Gathered into host memory and put into its inbox.
+    Staged { inbox: InboxCard, key: KeyId },
+}
+
+/// One transfer.
 pub(crate) struct DeviceFilling {
     work: Arc<Work>,
-    slab: PeerSlab,
+    way: Way,
     queue: Rc<RefCell<Queue>>,
     stream: StreamId,
     prepared: Option<Prepared>,
@@ -45,6 +66,7 @@ pub(crate) struct DeviceFilling {
     next_index: u64,
     chunk_count: u64,
     gathering: VecDeque<Gathering>,
+    sending: Vec<Sending>,
     moved_units: u64,
     end: Option<Result<(), PutError>>,
 }
@@ -55,36 +77,81 @@ struct Gathering {
     index: u64,
     chunk: u32,
     units: u32,
+    /// Where it is gathered, if not in the slab.
+    staged: Option<Slot>,
+}
+
+/// A slot of the outbox.
+struct Slot {
+    number: u32,
+    region: Region,
+    offset: u64,
+}
+
+/// A chunk on its way over the network.
+struct Sending {
+    slot: u32,
+    index: u64,
+    chunk: u32,
+    delivery: Delivery,
+}
+
+fn failed(source: CudaError) -> PutError {
+    PutError::Cuda { source }
+}
+
+impl Way {
+    fn route(&self) -> Route {
+        match self {
+            Self::Slab(_) => Route::Landing,
+            Self::Staged { .. } => Route::Staged,
+        }
+    }
+
+    fn card(&self) -> &InboxCard {
+        match self {
+            Self::Slab(slab) => &slab.card,
+            Self::Staged { inbox, .. } => inbox,
+        }
+    }
 }
 
 impl DeviceFilling {
+    /// `chunk_bytes_max` bounds what is gathered at a time on this side.
     pub(crate) fn start(
         queue: &Rc<RefCell<Queue>>,
         work: Arc<Work>,
-        slab: PeerSlab,
+        way: Way,
+        chunk_bytes_max: u32,
         stream: StreamId,
     ) -> Result<Self, PutError> {
         let mut owner = queue.borrow_mut();
         if let Some(ready) = &work.ready {
             // SAFETY: the event is live, as whoever posted it promised.
-            unsafe { owner.wait_for(ready.raw()) }.map_err(|source| PutError::Cuda { source })?;
+            unsafe { owner.wait_for(ready.raw()) }.map_err(failed)?;
         }
         let (sets, of_shape) = pair_sets(&work.shapes);
         let placed: Vec<Placed<'_>> = (work.shapes.iter().zip(&work.locals).zip(&of_shape))
             .map(|((shape, local), set)| Placed { shape, from: local.base(), to: 0, set: *set })
             .collect();
-        let prepared = owner.prepare(Mode::Gather, &placed, &sets).map_err(|source| PutError::Cuda { source })?;
+        let prepared = owner.prepare(Mode::Gather, &placed, &sets).map_err(failed)?;
         drop(owner);
-        let prepared = prepared.ok_or(PutError::RouteUnavailable { route: Route::Landing })?;
-        let chunk_units = u32::try_from(u64::from(slab.card.chunk_bytes) / UNIT_BYTES).unwrap_or(0);
+        let unavailable = PutError::RouteUnavailable { route: way.route() };
+        let Some(prepared) = prepared else { return Err(unavailable) };
+        let units_max = |bytes: u32| u32::try_from(u64::from(bytes) / UNIT_BYTES).unwrap_or(0);
+        let room = units_max(way.card().chunk_bytes);
+        let chunk_units = match &way {
+            Way::Slab(_) => room.min(prepared.units().div_ceil(4).max(CHUNK_UNITS_MIN)),
+            Way::Staged { .. } => room.min(units_max(chunk_bytes_max)),
+        };
         if chunk_units == 0 {
-            return Err(PutError::RouteUnavailable { route: Route::Landing });
+            return Err(unavailable);
         }
         debug_assert_eq!(count_units(&work.shapes), Some(u64::from(prepared.units())));
         let chunk_count = u64::from(prepared.units().div_ceil(chunk_units));
         Ok(Self {
             work,
-            slab,
+            way,
             queue: queue.clone(),
             stream,
             prepared: Some(prepared),
@@ -94,6 +161,7 @@ impl DeviceFilling {
             next_index: 0,
             chunk_count,
             gathering: VecDeque::new(),
+            sending: Vec::new(),
             moved_units: 0,
             end: None,
         })
@@ -116,7 +184,10 @@ impl DeviceFilling {
 
     pub(crate) fn landed(&mut self) {
         // Said too early it is a peer's mistake, which would be a success that never was.
-        let complete = self.described && self.next_index == self.chunk_count && self.gathering.is_empty();
+        let complete = self.described
+            && self.next_index == self.chunk_count
+            && self.gathering.is_empty()
+            && self.sending.is_empty();
         self.end = Some(if complete { Ok(()) } else { Err(PutError::Refused { refusal: Refusal::Unreadable }) });
     }
 
@@ -124,73 +195,134 @@ impl DeviceFilling {
         self.end = Some(Err(refusal(why, &self.work)));
     }
 
-    /// Kernels that have not ended.
+    /// Kernels and puts that have not ended.
     pub(crate) fn outstanding(&mut self) -> u64 {
         let mut queue = self.queue.borrow_mut();
-        self.gathering.iter().filter(|gathering| queue.poll(&gathering.ticket).is_none()).count() as u64
+        let kernels = self.gathering.iter().filter(|gathering| queue.poll(&gathering.ticket).is_none()).count() as u64;
+        kernels + self.sending.iter().map(|sending| sending.delivery.outstanding()).sum::<u64>()
     }
 
-    /// Describes the transfer, fills what has been granted, and tells of what is filled. `Some` at the end, when no kernel is
-    /// left.
-    pub(crate) fn step(&mut self, say: &mut dyn FnMut(Body)) -> Option<Result<(), PutError>> {
+    /// Gives back what the transfer holds of the outbox. Call it when the transfer is over and nothing is outstanding.
+    pub(crate) fn slots(&mut self) -> Vec<u32> {
+        let gathered = self.gathering.iter_mut().filter_map(|gathering| gathering.staged.take());
+        let gathered: Vec<u32> = gathered.map(|slot| slot.number).collect();
+        gathered.into_iter().chain(self.sending.drain(..).map(|sending| sending.slot)).collect()
+    }
+
+    /// Describes the transfer, fills what has been granted, and tells of what is filled. `Some` at the end, when nothing is
+    /// left outstanding.
+    pub(crate) fn step(&mut self, desk: &mut Desk<'_>) -> Option<Result<(), PutError>> {
         if !self.described {
-            self.describe(say);
+            self.describe(desk);
         }
         if let Some(end) = self.end {
             return (self.outstanding() == 0).then_some(end);
         }
-        let stepped = self.tell_filled(say).and_then(|()| self.fill());
+        let stepped = self.take_gathered(desk).and_then(|()| self.tell_delivered(desk)).and_then(|()| self.fill(desk));
         if let Err(error) = stepped {
             self.end = Some(Err(error));
         }
         None
     }
 
-    fn describe(&mut self, say: &mut dyn FnMut(Body)) {
+    fn describe(&mut self, desk: &mut Desk<'_>) {
         let (sets, of_shape) = pair_sets(&self.work.shapes);
         let regions = self.work.remotes.iter().map(|remote| remote.id);
         let description = DeviceDescription::new(self.chunk_units, &self.work.shapes, regions, &sets, &of_shape);
         let description = description.encode();
         let total_bytes = u32::try_from(description.len()).unwrap_or(u32::MAX); // refused by the target if it is so long
+        let slab = matches!(self.way, Way::Slab(_));
         for bytes in description.chunks(DESCRIBE_BYTES) {
-            say(Body::DescribeDevice { stream: self.stream, total_bytes, bytes: bytes.to_vec() });
+            let bytes = bytes.to_vec();
+            (desk.say)(Body::DescribeDevice { stream: self.stream, slab, total_bytes, bytes });
         }
         self.described = true;
     }
 
-    /// A kernel's writes are visible to every device before its end is.
-    fn tell_filled(&mut self, say: &mut dyn FnMut(Body)) -> Result<(), PutError> {
+    /// A kernel's writes are visible to every device, and to the host, before its end is.
+    fn take_gathered(&mut self, desk: &mut Desk<'_>) -> Result<(), PutError> {
         let mut queue = self.queue.borrow_mut();
         while let Some(front) = self.gathering.front()
             && let Some(result) = queue.poll(&front.ticket)
         {
-            let Some(Gathering { ticket, index, chunk, units }) = self.gathering.pop_front() else { break };
+            let Some(Gathering { ticket, index, chunk, units, staged }) = self.gathering.pop_front() else { break };
             queue.retire(ticket);
-            result.map_err(|source| PutError::Cuda { source })?;
+            if let Err(error) = result {
+                staged.into_iter().for_each(|slot| desk.outbox.put_back(slot.number));
+                return Err(failed(error));
+            }
             self.moved_units += u64::from(units);
-            say(Body::Chunk { stream: self.stream, index, chunk });
+            match (&self.way, staged) {
+                (Way::Staged { inbox, key }, Some(slot)) => {
+                    let to = inbox.region.base + u64::from(chunk) * u64::from(inbox.chunk_bytes);
+                    let bytes = u64::from(units) * UNIT_BYTES;
+                    let mut delivery = Delivery::new(desk.context, vec![slot.region]);
+                    delivery.put(desk.endpoint, &Put { held: 0, offset: slot.offset, key: *key, to, bytes });
+                    self.sending.push(Sending { slot: slot.number, index, chunk, delivery });
+                }
+                _ => (desk.say)(Body::Chunk { stream: self.stream, index, chunk }),
+            }
         }
         Ok(())
     }
 
-    fn fill(&mut self) -> Result<(), PutError> {
-        let Some(prepared) = &self.prepared else { return Ok(()) };
-        while self.next_index < self.chunk_count && self.gathering.len() < GATHERING_MAX {
-            let Some(chunk) = self.credits.pop_front() else { return Ok(()) };
+    /// Tells the target of chunks that have arrived over the network.
+    fn tell_delivered(&mut self, desk: &mut Desk<'_>) -> Result<(), PutError> {
+        let mut position = 0;
+        while let Some(next) = self.sending.get_mut(position) {
+            match next.delivery.poll(desk.endpoint) {
+                None => position += 1,
+                Some(Err(error)) => return Err(error),
+                Some(Ok(())) => {
+                    let Sending { slot, index, chunk, .. } = self.sending.remove(position);
+                    desk.outbox.put_back(slot);
+                    (desk.say)(Body::Chunk { stream: self.stream, index, chunk });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn fill(&mut self, desk: &mut Desk<'_>) -> Result<(), PutError> {
+        while self.next_index < self.chunk_count
+            && self.gathering.len() < GATHERING_MAX
+            && let Some(&chunk) = self.credits.front()
+        {
+            let Some(prepared) = &self.prepared else { return Ok(()) };
             let first = u32::try_from(self.next_index * u64::from(self.chunk_units)).expect("a unit of a transfer");
             let units = self.chunk_units.min(prepared.units() - first);
-            let offset = u64::from(chunk) * u64::from(self.slab.card.chunk_bytes);
-            let inside =
-                offset.checked_add(u64::from(units) * UNIT_BYTES).is_some_and(|end| end <= self.slab.card.region.bytes);
-            if !inside {
-                return Err(PutError::Refused { refusal: Refusal::Unreadable }); // a chunk that the slab has not got
+            let card = self.way.card();
+            let offset = u64::from(chunk) * u64::from(card.chunk_bytes);
+            let end = offset.checked_add(u64::from(units) * UNIT_BYTES);
+            if end.is_none_or(|end| end > card.region.bytes) {
+                return Err(PutError::Refused { refusal: Refusal::Unreadable }); // a chunk that the peer has not got
             }
-            let place = self.slab.mapped.base() + offset;
-            // SAFETY: the slots were checked against their regions, the chunk against the mapping; `self` holds both until the
-            // kernel has ended.
-            let ticket = unsafe { self.queue.borrow_mut().launch(prepared, first, units, place) };
-            let ticket = ticket.map_err(|source| PutError::Cuda { source })?;
-            self.gathering.push_back(Gathering { ticket, index: self.next_index, chunk, units });
+            let mut queue = self.queue.borrow_mut();
+            let (place, staged): (DeviceAddress, _) = match &self.way {
+                Way::Slab(slab) => (slab.mapped.base() + offset, None),
+                Way::Staged { .. } => {
+                    if self.gathering.len() + self.sending.len() >= STAGED_MAX {
+                        return Ok(());
+                    }
+                    let taken = desk.outbox.take(desk.context).map_err(|_| PutError::NoMemory)?;
+                    let Some((number, region, offset)) = taken else { return Ok(()) };
+                    let base = region.device_address(queue.gpu());
+                    let base = base.inspect_err(|_| desk.outbox.put_back(number)).map_err(failed)?;
+                    (base + offset, Some(Slot { number, region, offset }))
+                }
+            };
+            // SAFETY: the slots were checked against their regions, the chunk against the mapping or taken from the outbox;
+            // `self` holds both until the kernel has ended.
+            let launched = unsafe { queue.launch(prepared, first, units, place) };
+            let ticket = match launched {
+                Ok(ticket) => ticket,
+                Err(error) => {
+                    staged.into_iter().for_each(|slot| desk.outbox.put_back(slot.number));
+                    return Err(failed(error));
+                }
+            };
+            self.gathering.push_back(Gathering { ticket, index: self.next_index, chunk, units, staged });
+            self.credits.pop_front();
             self.next_index += 1;
         }
         Ok(())

@@ -24,6 +24,6 @@ impl CudaOptions {
     /// The defaults, for a GPU.
     #[must_use]
     pub fn new(device: u32) -> Self {
-        Self { device, sm_blocks: None, urgent: true, slab_bytes: 64 << 20, slab_chunk_bytes: 8 << 20 }
+        Self { device, sm_blocks: None, urgent: true, slab_bytes: 128 << 20, slab_chunk_bytes: 32 << 20 }
     }
 }

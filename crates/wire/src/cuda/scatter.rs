@@ -1,4 +1,4 @@
-//! The owner's end of a slab: scatters the chunks that peers have gathered into it.
+//! The owner's end of a slab, or of an inbox in host memory that the GPU reads: scatters the chunks that peers have filled.
 //!
 //! # Safety
 //!
@@ -78,8 +78,13 @@ impl Scatterer {
         let prepared = self.prepared.as_ref()?;
         let first = u32::try_from(index * u64::from(self.chunk_units)).ok()?;
         let units = self.chunk_units.min(prepared.units().checked_sub(first)?);
-        // SAFETY: the slots were checked against their regions in `check`, the chunk is one of the slab's; the value holds all.
-        let ticket = unsafe { self.queue.borrow_mut().launch(prepared, first, units, slab.base() + offset) };
+        let mut queue = self.queue.borrow_mut();
+        let place = slab.device_address(queue.gpu()).map(|base| base + offset);
+        let ticket = place.and_then(|place| {
+            // SAFETY: the slots were checked against their regions in `check`, the chunk is one of the slab's; the value holds
+            // all of it.
+            unsafe { queue.launch(prepared, first, units, place) }
+        });
         let ticket = ticket.inspect_err(|error| tracing::error!(%error, "a chunk was not scattered")).ok()?;
         Some(Scattering { ticket: Some(ticket), whose: self.clone(), _slab: slab.clone() })
     }

@@ -72,9 +72,10 @@ pub(crate) enum Body {
         refusal: Refusal,
     },
     Bye,
-    /// As `Describe`, for the slab of a GPU: the next bytes of a [`DeviceDescription`].
+    /// As `Describe`, between GPUs: the next bytes of a [`DeviceDescription`]. Its chunks are those of the slab, or of the inbox.
     DescribeDevice {
         stream: StreamId,
+        slab: bool,
         total_bytes: u32,
         bytes: Vec<u8>,
     },

@@ -15,7 +15,7 @@ use crate::cursor::Cursor;
 use crate::error::{RegionError, TransferError};
 use crate::inbox::message::{Body, ConnectionId, Description, Refusal, StreamId};
 use crate::pieces::{Shape, Size};
-use crate::region::Region;
+use crate::region::{MemoryKind, Region};
 
 /// Chunks that one connection may hold at a time. A source that is stopped keeps no more from the others.
 const CHUNKS_PER_CONNECTION: usize = 8;
@@ -42,13 +42,12 @@ pub(crate) type Reply = (Peer, Body);
 pub(crate) struct Inbox {
     region: Region,
     chunk_bytes: u32,
+    chunks_per_connection: usize,
     free: Vec<u32>,
     connections: BTreeMap<Peer, Connection>,
     /// Connections in the order of their turns: to be granted a chunk, and to have one scattered.
     grant_turns: VecDeque<Peer>,
     scatter_turns: VecDeque<Peer>,
-    /// What copies, where the region is a slab of GPU memory.
-    gpu: Option<Rc<RefCell<Queue>>>,
     /// Chunks that the GPU is scattering.
     scattering: Vec<Pending>,
     /// Chunks of a slab whose writer is gone, and from when on they are free.
@@ -178,11 +177,11 @@ impl Inbox {
             return Ok(None);
         }
         let region = context.allocate(u64::from(chunks) * u64::from(chunk_bytes))?;
-        Ok(Some(Self::of(region, chunks, chunk_bytes, None)))
+        Ok(Some(Self::of(region, chunks, chunk_bytes, CHUNKS_PER_CONNECTION)))
     }
 
-    /// A slab of GPU memory, scattered by kernels on `queue`. `None` if the options leave no room for a chunk.
-    pub(crate) fn on_gpu(context: &Context, queue: &Rc<RefCell<Queue>>) -> Result<Option<Self>, RegionError> {
+    /// A slab of GPU memory. `None` if the options leave no room for a chunk.
+    pub(crate) fn on_gpu(context: &Context) -> Result<Option<Self>, RegionError> {
         let Some(options) = &context.options().cuda else { return Ok(None) };
         // Chunks are whole units.
         let chunk_bytes = u64::from(options.slab_chunk_bytes) / UNIT_BYTES * UNIT_BYTES;
@@ -192,10 +191,12 @@ impl Inbox {
         }
         let region = context.allocate_device(u64::from(chunks) * chunk_bytes)?;
         let chunk_bytes = u32::try_from(chunk_bytes).expect("at most the option");
-        Ok(Some(Self::of(region, chunks, chunk_bytes, Some(queue.clone()))))
+        // Two keep the link busy: what is left serves others while a source that has them is stopped.
+        let most = usize::try_from(chunks / 2).unwrap_or(usize::MAX).clamp(2, CHUNKS_PER_CONNECTION);
+        Ok(Some(Self::of(region, chunks, chunk_bytes, most)))
     }
 
-    fn of(region: Region, chunks: u32, chunk_bytes: u32, gpu: Option<Rc<RefCell<Queue>>>) -> Self {
+    fn of(region: Region, chunks: u32, chunk_bytes: u32, chunks_per_connection: usize) -> Self {
         Self {
             region,
             chunk_bytes,
@@ -203,7 +204,7 @@ impl Inbox {
             connections: BTreeMap::new(),
             grant_turns: VecDeque::new(),
             scatter_turns: VecDeque::new(),
-            gpu,
+            chunks_per_connection,
             scattering: Vec::new(),
             resting: VecDeque::new(),
         }
@@ -234,7 +235,7 @@ impl Inbox {
     pub(crate) fn forget(&mut self, peer: Peer) {
         let Some(connection) = self.connections.remove(&peer) else { return };
         for stream in connection.streams.into_values() {
-            if self.gpu.is_some() {
+            if self.region.kind() == MemoryKind::Cuda {
                 let until = Instant::now() + REST;
                 self.resting.extend(stream.open.into_iter().map(|chunk| (until, chunk)));
             } else {
@@ -254,6 +255,34 @@ impl Inbox {
         stream: StreamId,
         total_bytes: u32,
         bytes: &[u8],
+    ) -> Option<Reply> {
+        let chunk_bytes = self.chunk_bytes;
+        self.described(peer, stream, total_bytes, bytes, |arrived| check(context, arrived, chunk_bytes))
+    }
+
+    /// The same, of a stream that the GPU scatters.
+    pub(crate) fn describe_device(
+        &mut self,
+        context: &Context,
+        gpu: &Rc<RefCell<Queue>>,
+        peer: Peer,
+        stream: StreamId,
+        total_bytes: u32,
+        bytes: &[u8],
+    ) -> Option<Reply> {
+        let chunk_bytes = self.chunk_bytes;
+        self.described(peer, stream, total_bytes, bytes, |arrived| {
+            Scatterer::check(gpu, context, arrived, chunk_bytes).map(Stream::of_device)
+        })
+    }
+
+    fn described(
+        &mut self,
+        peer: Peer,
+        stream: StreamId,
+        total_bytes: u32,
+        bytes: &[u8],
+        check: impl FnOnce(&[u8]) -> Result<Stream, Refusal>,
     ) -> Option<Reply> {
         let connection = self.connections.get_mut(&peer)?;
         let refused = |refusal| Some((peer, Body::Refused { stream, refusal }));
@@ -276,10 +305,7 @@ impl Inbox {
         arrived.extend_from_slice(bytes);
         let (total, arrived) = connection.arriving.remove(&stream)?;
         let taken = if arrived.len() == total { Ok(&arrived[..]) } else { Err(Refusal::Unreadable) };
-        match taken.and_then(|arrived| match &self.gpu {
-            None => check(context, arrived, self.chunk_bytes),
-            Some(queue) => Scatterer::check(queue, context, arrived, self.chunk_bytes).map(Stream::of_device),
-        }) {
+        match taken.and_then(check) {
             Ok(mut checked) => {
                 checked.description_bytes = total;
                 if checked.size.bytes == 0 {
@@ -382,9 +408,9 @@ impl Inbox {
     /// Grants free chunks, one a turn, to the connections that have a use for them.
     pub(crate) fn grant(&mut self) -> Vec<Reply> {
         let mut grants: BTreeMap<(Peer, StreamId), Vec<u32>> = BTreeMap::new();
+        let most = self.chunks_per_connection;
         let wants = |connection: &Connection| {
-            connection.held < CHUNKS_PER_CONNECTION
-                && connection.streams.values().any(|stream| stream.granted < stream.chunk_count())
+            connection.held < most && connection.streams.values().any(|stream| stream.granted < stream.chunk_count())
         };
         while let Some((until, chunk)) = self.resting.front()
             && *until <= Instant::now()

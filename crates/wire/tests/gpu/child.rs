@@ -189,18 +189,25 @@ fn serve() {
 
 /// Memory of `cuMemAlloc`, as a framework has it: through the driver, in the primary context, which the library has made.
 fn callers(context: &Context, bytes: u64) -> Region {
-    type Result = c_int;
-    // SAFETY: the driver is loaded by now, and these are its signatures.
-    unsafe {
-        let driver = libloading::Library::new("libcuda.so.1").unwrap();
-        let retain = driver.get::<unsafe extern "C" fn(*mut *mut c_void, c_int) -> Result>("cuDevicePrimaryCtxRetain");
-        let set = driver.get::<unsafe extern "C" fn(*mut c_void) -> Result>("cuCtxSetCurrent");
-        let alloc = driver.get::<unsafe extern "C" fn(*mut u64, usize) -> Result>("cuMemAlloc_v2");
-        let device = serde_json::from_str::<Setup>(&std::env::var(VARIABLE).unwrap()).unwrap().device;
-        let (mut primary, mut base) = (std::ptr::null_mut(), 0);
-        assert_eq!(retain.unwrap()(&raw mut primary, device as c_int), 0);
-        assert_eq!(set.unwrap()(primary), 0);
-        assert_eq!(alloc.unwrap()(&raw mut base, bytes as usize), 0);
-        context.register_device(base, bytes, Arc::new(())).unwrap()
-    }
+    type Retain = unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int;
+    type SetCurrent = unsafe extern "C" fn(*mut c_void) -> c_int;
+    type Allocate = unsafe extern "C" fn(*mut u64, usize) -> c_int;
+    let device = serde_json::from_str::<Setup>(&std::env::var(VARIABLE).unwrap()).unwrap().device;
+    let (mut primary, mut base) = (std::ptr::null_mut(), 0);
+    // SAFETY: the driver is loaded by now.
+    let driver = unsafe { libloading::Library::new("libcuda.so.1") }.unwrap();
+    // SAFETY: the signature is that of `cuda.h`, here and below.
+    let retain = unsafe { driver.get::<Retain>("cuDevicePrimaryCtxRetain") }.unwrap();
+    // SAFETY: as above.
+    let set_current = unsafe { driver.get::<SetCurrent>("cuCtxSetCurrent") }.unwrap();
+    // SAFETY: as above.
+    let allocate = unsafe { driver.get::<Allocate>("cuMemAlloc_v2") }.unwrap();
+    // SAFETY: `primary` receives the context.
+    assert_eq!(unsafe { retain(&raw mut primary, device as c_int) }, 0);
+    // SAFETY: the context is retained, and never released.
+    assert_eq!(unsafe { set_current(primary) }, 0);
+    // SAFETY: `base` receives the address.
+    assert_eq!(unsafe { allocate(&raw mut base, bytes as usize) }, 0);
+    // SAFETY: the memory is never freed.
+    unsafe { context.register_device(base, bytes, Arc::new(())) }.unwrap()
 }

@@ -50,6 +50,12 @@ fn landing() {
     check(Route::Landing);
 }
 
+#[test]
+#[ignore = "needs CUDA"]
+fn staged() {
+    check(Route::Staged);
+}
+
 /// Sources that die in the middle: what they were granted serves others, and the target's context goes on.
 #[test]
 #[ignore = "needs CUDA"]
@@ -67,7 +73,7 @@ fn sources_that_land() {
         source.wait().unwrap();
     }
     let end = End::start(Some(Route::Landing), None, BYTES / 8);
-    let shape = Shape::blocks(16 << 10, (BYTES / 8 >> 14) as u32, &mut Random(2));
+    let shape = Shape::blocks(16 << 10, (BYTES >> 17) as u32, &mut Random(2));
     let (endpoint, remote) = end.connect(&target);
     end.put(endpoint, vec![shape.part(&end.pool, remote)]).unwrap();
     let mut expected = vec![0; (BYTES / 8) as usize];
@@ -86,10 +92,12 @@ fn source() {
     let end = End::start(Some(Route::Landing), None, BYTES / 8);
     let endpoint = end.worker.connect(&address, epoch).unwrap();
     let remote = end.worker.import(endpoint, &card).unwrap();
-    let shape = Shape::blocks(16 << 10, (BYTES / 8 >> 14) as u32, &mut Random(1));
+    let shape = Shape::blocks(16 << 10, (BYTES >> 17) as u32, &mut Random(1));
     loop {
         (0..4).for_each(|id| end.worker.put(endpoint, TransferId(id), vec![shape.part(&end.pool, remote)]).unwrap());
-        (0..4).for_each(|_| drop(end.done().unwrap()));
+        for _ in 0..4 {
+            end.done().unwrap();
+        }
     }
 }
 

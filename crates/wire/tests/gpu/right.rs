@@ -100,6 +100,20 @@ fn landing_in_memory_of_the_callers() {
     assert_eq!(direct.put(endpoint, vec![part]), refused);
 }
 
+/// As between hosts: nothing is mapped, the bytes go through host memory and tcp.
+#[test]
+#[ignore = "needs CUDA"]
+fn staged_through_host_memory() {
+    let mut target = Target::start(&Setup { transports: Some("tcp".to_owned()), ..Setup::new(BYTES) });
+    let end = End::start(None, Some("tcp"), BYTES);
+    let (endpoint, remote) = end.connect(&target);
+    let part = Shape::blocks(4096, 100, &mut Random(1)).part(&end.pool, remote);
+    let stats = end.put(endpoint, vec![part]).unwrap();
+    assert_eq!((stats.route, stats.reason), (Route::Staged, RouteReason::GpuNotMapped));
+    check_sizes(&end, &mut target);
+    check_random(&end, &mut target, 2);
+}
+
 /// A slab of few small chunks: every credit is used again and again.
 #[test]
 #[ignore = "needs CUDA"]
@@ -126,7 +140,9 @@ fn two_sources_share_a_slab() {
             part.remote_base = half as u64 * BYTES;
             end.worker.put(*endpoint, TransferId(round), vec![part]).unwrap();
         }
-        ends.iter().for_each(|end| drop(end.done().unwrap()));
+        for end in &ends {
+            end.done().unwrap();
+        }
     }
     expected.chunks_mut(BYTES as usize).for_each(|half| shape.apply(&source, half));
     assert!(target.holds(&expected));
