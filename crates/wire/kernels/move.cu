@@ -12,9 +12,10 @@
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-#define UNIT_BYTES 512u
+#define UNIT_BYTES 1024u
 #define LANES 8u
-#define IN_FLIGHT 4u
+#define IN_FLIGHT 8u
+#define NEAR_ENTRIES 1024u // whose first units a block keeps in shared memory, where they are searched
 #define INLINE_BYTES 768u
 
 // A division by a constant, of numbers below 2^31. A multiplier of 0 divides by 1.
@@ -56,7 +57,7 @@ struct Job {
     u32 set_count, first, count, mode;
     u32 *progress; // tiles taken beyond the first of each warp, and blocks that have ended; zero before and after
     u32 tile;      // units of a tile, a multiple of the groups of a warp
-    u32 unused;
+    u32 entry_count;
     alignas(8) unsigned char here[INLINE_BYTES];
 };
 
@@ -99,7 +100,8 @@ static __device__ __forceinline__ void copy(const Entry &entry, u64 from, u64 to
 }
 
 // Copies one unit, of the job's `nth`.
-static __device__ __forceinline__ void move_unit(const Job &job, const Set *sets, const Pair *pairs, u32 nth, u32 lane) {
+static __device__ __forceinline__ void move_unit(const Job &job, const Set *sets, const Pair *pairs, const u32 *starts, u32 nth,
+                                                 u32 lane) {
     const u32 unit = job.first + nth;
     u32 set_index = 0;
     while (set_index + 1 < job.set_count && sets[set_index + 1].first_unit <= unit) set_index++;
@@ -112,11 +114,11 @@ static __device__ __forceinline__ void move_unit(const Job &job, const Set *sets
     u32 low = set.first_entry, high = set.first_entry + set.entries;
     while (high - low > 1) {
         const u32 middle = (low + high) / 2;
-        if (job.starts[middle] <= in_pair) low = middle;
+        if (starts[middle] <= in_pair) low = middle;
         else high = middle;
     }
     const Entry entry = job.entries[low]; // into registers: the stores below could be to anything
-    const u32 in_entry = in_pair - job.starts[low];
+    const u32 in_entry = in_pair - starts[low];
     const Pair pair = pairs[set.first_pair + pair_index];
     const u64 from = entry.from + pair.from * entry.from_slot;
     const u64 to = entry.to + pair.to * entry.to_slot;
@@ -136,6 +138,13 @@ static __device__ __forceinline__ void move_unit(const Job &job, const Set *sets
 extern "C" __global__ void __launch_bounds__(512, 1) kvferry_move(const __grid_constant__ Job job) {
     const Set *sets = job.sets ? job.sets : (const Set *)job.here;
     const Pair *pairs = job.sets ? (const Pair *)job.pairs : (const Pair *)(job.here + job.pairs);
+    __shared__ u32 near[NEAR_ENTRIES];
+    const u32 *starts = job.starts;
+    if (job.entry_count > 1 && job.entry_count <= NEAR_ENTRIES) {
+        for (u32 i = threadIdx.x; i < job.entry_count; i += blockDim.x) near[i] = job.starts[i];
+        __syncthreads();
+        starts = near;
+    }
     const u32 lane = threadIdx.x % LANES;
     const u32 warps = gridDim.x * blockDim.x / 32;
     const u32 in_warp = threadIdx.x % 32;
@@ -146,7 +155,8 @@ extern "C" __global__ void __launch_bounds__(512, 1) kvferry_move(const __grid_c
         u32 next = tiles;
         if (tiles > warps && in_warp == 0) next = warps + atomicAdd(&job.progress[0], 1);
         const u32 end = min(job.count, (tile + 1) * job.tile);
-        for (u32 nth = tile * job.tile + in_warp / LANES; nth < end; nth += 32 / LANES) move_unit(job, sets, pairs, nth, lane);
+        for (u32 nth = tile * job.tile + in_warp / LANES; nth < end; nth += 32 / LANES) 
+            move_unit(job, sets, pairs, starts, nth, lane);
         tile = __shfl_sync(0xffffffff, next, 0);
     }
     if (tiles <= warps) return;

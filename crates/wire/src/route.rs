@@ -45,6 +45,8 @@ pub enum RouteReason {
     NoInbox,
     /// Between GPUs of one host: the peer's own memory is written by the peer alone.
     GpusOfOneHost,
+    /// Two processes on one GPU take turns on it, for milliseconds each: what needs only one of them is best.
+    SameGpu,
     /// The peer's GPU memory, or its slab, is not mapped here: it is on another host or offers none.
     GpuNotMapped,
     /// The driver refuses to map the peer's GPU memory: no access between the two GPUs, as a rule.
@@ -79,6 +81,7 @@ impl fmt::Display for RouteReason {
             Self::FewRuns => "few runs",
             Self::NoInbox => "the peer has no inbox",
             Self::GpusOfOneHost => "GPUs of one host",
+            Self::SameGpu => "the same GPU",
             Self::GpuNotMapped => "the peer's GPU memory is not mapped here",
             Self::GpuRefused => "the driver refuses to map the peer's GPU memory",
             Self::NoGpu => "this side has no GPU",

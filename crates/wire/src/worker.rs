@@ -159,7 +159,7 @@ impl Worker {
     fn import_device(&self, device: &DeviceCard, bytes: u64) -> Result<Arc<Imported>, NotImported> {
         let gpu = self.context.gpu().ok_or(NotImported::NoGpu)?;
         let export = device.export.as_ref().filter(|_| self.context.options().allows_shared_memory());
-        Imported::open(gpu, export.ok_or(NotImported::NotOffered)?, bytes)
+        Imported::open(gpu, device.gpu, export.ok_or(NotImported::NotOffered)?, bytes)
     }
 
     /// Sends one frame. Frames of one endpoint arrive in order, but are not ordered against transfers: say that a transfer

@@ -7,6 +7,8 @@ use crate::share::ShareCard;
 /// That a region is GPU memory, and how a peer on the same host can map it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DeviceCard {
+    /// The GPU, as the driver names it for good.
+    pub(crate) gpu: [u8; 16],
     /// `None` if it cannot be mapped: it is the caller's.
     pub(crate) export: Option<ExportCard>,
 }

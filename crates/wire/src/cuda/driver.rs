@@ -158,6 +158,7 @@ functions! {
     device_get = "cuDeviceGet"(device: *mut DeviceOrdinal, ordinal: c_int);
     device_get_attribute = "cuDeviceGetAttribute"(value: *mut c_int, attribute: c_int, device: DeviceOrdinal);
     device_get_name = "cuDeviceGetName"(name: *mut c_char, bytes: c_int, device: DeviceOrdinal);
+    device_get_uuid = "cuDeviceGetUuid"(uuid: *mut u8, device: DeviceOrdinal);
     primary_context_retain = "cuDevicePrimaryCtxRetain"(context: *mut RawContext, device: DeviceOrdinal);
     primary_context_release = "cuDevicePrimaryCtxRelease_v2"(device: DeviceOrdinal);
     context_push = "cuCtxPushCurrent_v2"(context: RawContext);

@@ -36,6 +36,8 @@ pub(crate) struct Gpu {
     /// Multiprocessors.
     pub(crate) processors: u32,
     pub(crate) name: String,
+    /// What tells the GPU from all others, whatever its number in this process.
+    pub(crate) uuid: [u8; 16],
     /// Memory of peers that is mapped here, by its cookie.
     pub(crate) imports: Mutex<BTreeMap<u128, Weak<Imported>>>,
     /// For copies that a caller waits for.
@@ -80,6 +82,9 @@ impl Gpu {
         }
         let gpu_direct = attribute(constant::ATTRIBUTE_GPU_DIRECT)? != 0;
         let processors = u32::try_from(attribute(constant::ATTRIBUTE_PROCESSORS)?).unwrap_or(1);
+        let mut uuid = [0; 16];
+        // SAFETY: `uuid` receives 16 bytes.
+        unsafe { driver.device_get_uuid(uuid.as_mut_ptr(), device) }?;
         let mut context = RawContext::NONE;
         // SAFETY: `context` receives the context, released when the `Gpu` drops.
         unsafe { driver.primary_context_retain(&raw mut context, device) }?;
@@ -94,6 +99,7 @@ impl Gpu {
             gpu_direct,
             processors,
             name: name_of(driver, device),
+            uuid,
             imports: Mutex::default(),
             copies: Mutex::new(RawStream::NONE),
         };

@@ -13,6 +13,8 @@ use crate::share::Mapped;
 #[derive(Debug)]
 pub(crate) struct Imported {
     mapping: Mapping,
+    /// Whose memory it is.
+    pub(crate) gpu: [u8; 16],
     bytes: u64,
     control: Mapped,
 }
@@ -33,7 +35,12 @@ pub(crate) const CONTROL_BYTES: u64 = 1;
 
 impl Imported {
     /// Maps `bytes` of what `card` offers, or finds the mapping that there is. Waits for the peer, within a deadline.
-    pub(crate) fn open(gpu: &Arc<Gpu>, card: &ExportCard, bytes: u64) -> Result<Arc<Self>, NotImported> {
+    pub(crate) fn open(
+        gpu: &Arc<Gpu>,
+        owner: [u8; 16],
+        card: &ExportCard,
+        bytes: u64,
+    ) -> Result<Arc<Self>, NotImported> {
         let cookie = card.control.cookie();
         // Not locked while the peer is waited for: two threads that import the same memory at once map it twice, no harm.
         let known = gpu.imports.lock().get(&cookie).and_then(Weak::upgrade);
@@ -48,7 +55,7 @@ impl Imported {
         let handle = Handle::import(gpu, &file).map_err(NotImported::Refused)?;
         let length = usize::try_from(card.mapped_bytes).map_err(|_| NotImported::NotOffered)?;
         let mapping = Mapping::new(gpu, &handle, length).map_err(NotImported::Refused)?;
-        let imported = Arc::new(Self { mapping, bytes, control });
+        let imported = Arc::new(Self { mapping, gpu: owner, bytes, control });
         let mut imports = gpu.imports.lock();
         imports.retain(|_, import| import.strong_count() > 0);
         imports.insert(cookie, Arc::downgrade(&imported));

@@ -44,7 +44,7 @@ pub(crate) struct Job {
     pub(crate) progress: DeviceAddress,
     /// Set by [`launch`].
     pub(crate) tile: u32,
-    pub(crate) unused: u32,
+    pub(crate) entry_count: u32,
     pub(crate) inline: [u8; INLINE_BYTES],
 }
 

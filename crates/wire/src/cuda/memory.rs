@@ -104,10 +104,11 @@ impl DeviceMemory {
 
     /// How peers reach the memory.
     pub(crate) fn card(&self) -> DeviceCard {
-        match &self.owner {
-            Owner::Mapping { export, .. } => DeviceCard { export: export.as_ref().and_then(Export::card) },
-            Owner::Caller { .. } => DeviceCard { export: None },
-        }
+        let export = match &self.owner {
+            Owner::Mapping { export, .. } => export.as_ref().and_then(Export::card),
+            Owner::Caller { .. } => None,
+        };
+        DeviceCard { gpu: self.gpu.uuid, export }
     }
 
     /// Tells peers that map the memory that it is no longer registered.

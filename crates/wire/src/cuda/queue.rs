@@ -182,7 +182,7 @@ impl Queue {
             mode: prepared.mode as u32,
             progress: self.progress,
             tile: 0,
-            unused: 0,
+            entry_count: u32::try_from(prepared.template.expansion.entries.len()).unwrap_or(u32::MAX),
             inline: [0; INLINE_BYTES],
         };
         match &prepared.slots {

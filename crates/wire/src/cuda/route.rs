@@ -68,6 +68,8 @@ struct Facts {
     /// All of the target is mapped here, or why not.
     target: Result<(), NotImported>,
     slab_mapped: bool,
+    /// The target is memory of this very GPU.
+    same_gpu: bool,
     /// The peer has an inbox in host memory, and puts into it are no messages.
     inbox: bool,
 }
@@ -88,6 +90,7 @@ fn choose(facts: &Facts) -> Result<(Route, RouteReason), (Route, RouteReason)> {
         Some(Route::Landing) if landing => Ok((Route::Landing, RouteReason::Forced)),
         Some(Route::Staged) if staged => Ok((Route::Staged, RouteReason::Forced)),
         Some(route) => Err((route, why_not)),
+        None if direct && facts.same_gpu => Ok((Route::Direct, RouteReason::SameGpu)),
         None if landing => Ok((Route::Landing, RouteReason::GpusOfOneHost)),
         None if direct => Ok((Route::Direct, RouteReason::TargetMapped)),
         None if staged => Ok((Route::Staged, why_not)),
@@ -116,6 +119,10 @@ impl DeviceCarrier {
             between_gpus: locals && remotes,
             target: targets.as_ref().map(|_| ()).map_err(|why| *why),
             slab_mapped: connection.slab().is_some(),
+            same_gpu: context
+                .gpu()
+                .zip(targets.as_ref().ok())
+                .is_some_and(|(gpu, targets)| targets.iter().all(|target| target.is_on(gpu))),
             inbox: connection.inbox().is_some() && context.ucx_version() >= PUTS_NOT_EMULATED,
         };
         let (route, reason) = match choose(&facts) {
@@ -229,12 +236,20 @@ mod tests {
     use super::*;
     use crate::cuda::driver::{CudaCode, CudaError};
 
-    const NEAR: Facts =
-        Facts { forced: None, gpu: true, between_gpus: true, target: Ok(()), slab_mapped: true, inbox: true };
+    const NEAR: Facts = Facts {
+        forced: None,
+        gpu: true,
+        between_gpus: true,
+        target: Ok(()),
+        slab_mapped: true,
+        same_gpu: false,
+        inbox: true,
+    };
 
     #[test]
     fn gpus_of_one_host_land_unless_asked_otherwise() {
         assert_eq!(choose(&NEAR), Ok((Route::Landing, RouteReason::GpusOfOneHost)));
+        assert_eq!(choose(&Facts { same_gpu: true, ..NEAR }), Ok((Route::Direct, RouteReason::SameGpu)));
         let asked = Facts { forced: Some(Route::Direct), ..NEAR };
         assert_eq!(choose(&asked), Ok((Route::Direct, RouteReason::Forced)));
         assert_eq!(choose(&Facts { slab_mapped: false, ..NEAR }), Ok((Route::Direct, RouteReason::TargetMapped)));

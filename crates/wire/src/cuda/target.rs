@@ -28,6 +28,11 @@ impl DeviceTarget {
         }
     }
 
+    /// Whether it is memory of this very GPU.
+    pub(crate) fn is_on(&self, gpu: &Gpu) -> bool {
+        matches!(self, Self::Gpu(imported) if imported.gpu == gpu.uuid)
+    }
+
     /// Whether the owner still has the memory registered.
     pub(crate) fn is_offered(&self) -> bool {
         match self {
