@@ -125,6 +125,7 @@ impl<'a> Rank<'a> {
             transports: moving.transport.clone(),
             route: moving.route,
             patience: moving.deadline(),
+            ..EngineOptions::default()
         };
         let started = match device {
             None => Engine::start(options),

@@ -49,6 +49,12 @@ pub enum OpenError {
     /// There is no memory for the inbox. Ask for a smaller one.
     #[error("cannot set up the inbox")]
     Inbox(#[from] RegionError),
+    /// This process may not run on a processor that the options name.
+    #[error("cannot run on processor {cpu}")]
+    Processor {
+        /// Its number.
+        cpu: usize,
+    },
     /// The operating system refused a thread or a file descriptor.
     #[error("cannot start the progress thread")]
     System(#[from] std::io::Error),
@@ -64,6 +70,12 @@ pub enum RegionError {
     /// The machine has not got so much memory, or the address range wraps. Ask for less.
     #[error("cannot allocate {bytes} B")]
     Allocation {
+        /// Bytes asked for.
+        bytes: u64,
+    },
+    /// The system has not so many huge pages. Set more aside (`vm.nr_hugepages`), or take normal ones.
+    #[error("no {bytes} B of huge pages")]
+    HugePages {
         /// Bytes asked for.
         bytes: u64,
     },
@@ -217,11 +229,14 @@ pub enum TransferError {
     Command(#[from] CommandError),
 }
 
-/// A posted transfer failed. Treat every byte of its destination as unwritten, and as still exposed to a late write
-/// until the peer is fenced.
+/// A posted transfer failed. Treat every byte of its destination as unwritten, and, if
+/// [`may_still_arrive`](Self::may_still_arrive) says so, as still exposed to a late write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PutError {
+    /// [`Worker::cancel`](crate::Worker::cancel): some of the bytes may have been written, none of the others is any more.
+    #[error("the transfer was cancelled")]
+    Cancelled,
     /// The peer is gone, or this side closed the endpoint. Connect again.
     #[error("the endpoint failed")]
     Endpoint {
@@ -231,6 +246,12 @@ pub enum PutError {
     /// A write failed: the peer's memory is not there, or the transport lost it.
     #[error("a put failed")]
     Put {
+        /// UCX's reason for the first that failed.
+        source: Status,
+    },
+    /// A read failed: the peer's memory is not there, or the transport lost it.
+    #[error("a get failed")]
+    Get {
         /// UCX's reason for the first that failed.
         source: Status,
     },
@@ -270,4 +291,20 @@ pub enum PutError {
         /// UCX's reason.
         source: Status,
     },
+}
+
+impl PutError {
+    /// Whether bytes of the transfer may still be written after its end: see [`Worker`](crate::Worker) for until when.
+    #[must_use]
+    pub fn may_still_arrive(&self) -> bool {
+        match self {
+            Self::Endpoint { .. } | Self::Put { .. } | Self::Cuda { .. } | Self::Flush { .. } => true,
+            Self::Cancelled
+            | Self::Get { .. }
+            | Self::Withdrawn { .. }
+            | Self::Refused { .. }
+            | Self::RouteUnavailable { .. }
+            | Self::NoMemory => false,
+        }
+    }
 }

@@ -32,6 +32,7 @@ pub(crate) struct InFlight {
     told: (Instant, u64),
     /// The last time something moved, and how much had by then.
     moved: (Instant, Mark),
+    cancelled: bool,
 }
 
 /// What of a transfer has happened: it changes when something moves.
@@ -72,7 +73,22 @@ impl InFlight {
             None => (Carrier::Ended(Ok(())), (Route::Runs, RouteReason::Empty)),
         };
         let now = Instant::now();
-        Self { endpoint, transfer, work, carrier, route, started: now, told: (now, 0), moved: (now, (0, 0)) }
+        let (told, moved) = ((now, 0), (now, (0, 0)));
+        Self { endpoint, transfer, work, carrier, route, started: now, told, moved, cancelled: false }
+    }
+
+    /// Gives the transfer up: it ends when nothing of it can be written any more.
+    pub(crate) fn cancel(&mut self) {
+        if std::mem::replace(&mut self.cancelled, true) {
+            return;
+        }
+        self.moved.0 = Instant::now(); // a peer that must agree has the whole deadline for it
+        match &mut self.carrier {
+            Carrier::Runs(runs) => runs.stop(),
+            Carrier::Inbox(filling) => filling.stop(PutError::Cancelled),
+            Carrier::Gpu(carrier) => carrier.stop(PutError::Cancelled),
+            Carrier::Direct(_) | Carrier::Ended(_) => {}
+        }
     }
 
     pub(crate) fn moved_bytes(&self) -> u64 {
@@ -138,12 +154,12 @@ impl InFlight {
         }
     }
 
-    pub(crate) fn granted(&mut self, chunks: &[u32]) {
+    pub(crate) fn granted(&mut self, before: u64, chunks: &[u32]) {
         if let Carrier::Inbox(filling) = &mut self.carrier {
-            filling.granted(chunks);
+            filling.granted(before, chunks);
         }
         if let Carrier::Gpu(carrier) = &mut self.carrier {
-            carrier.granted(chunks);
+            carrier.granted(before, chunks);
         }
     }
 
@@ -153,6 +169,15 @@ impl InFlight {
         }
         if let Carrier::Gpu(carrier) = &mut self.carrier {
             carrier.landed();
+        }
+    }
+
+    pub(crate) fn dropped(&mut self) {
+        if let Carrier::Inbox(filling) = &mut self.carrier {
+            filling.dropped();
+        }
+        if let Carrier::Gpu(carrier) = &mut self.carrier {
+            carrier.dropped();
         }
     }
 
@@ -204,10 +229,13 @@ impl InFlight {
     ) -> Option<Result<(), PutError>> {
         match &mut self.carrier {
             Carrier::Runs(runs) => runs.step(&self.work, &connection.raw),
-            Carrier::Direct(direct) => direct.step().map(|result| match connection.failure(true) {
-                Status::OK => result,
-                source => Err(PutError::Endpoint { source }),
-            }),
+            Carrier::Direct(direct) => {
+                let ended = if self.cancelled { direct.stop() } else { direct.step() };
+                ended.map(|result| match connection.failure(true) {
+                    Status::OK => result,
+                    source => Err(PutError::Endpoint { source }),
+                })
+            }
             Carrier::Gpu(carrier) => carrier.step(connection, context, sender, outbox),
             Carrier::Ended(result) => Some(*result),
             Carrier::Inbox(filling) => {

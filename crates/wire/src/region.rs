@@ -46,7 +46,7 @@ pub struct RegionCard {
     /// Where a peer on the same host finds the memory, if it can be mapped.
     pub(crate) share: Option<ShareCard>,
     /// Set for GPU memory, which has no key.
-    pub(crate) device: Option<DeviceCard>,
+    pub(crate) device: Option<Box<DeviceCard>>,
 }
 
 impl RegionCard {
@@ -207,7 +207,7 @@ impl Region {
         let Registration { id, memory, .. } = &*self.inner;
         let (key, share, device) = match memory {
             Memory::Host { memory, key, .. } => (key.clone(), memory.share(), None),
-            Memory::Device(memory) => (Vec::new(), None, Some(memory.card())),
+            Memory::Device(memory) => (Vec::new(), None, Some(Box::new(memory.card()))),
         };
         let (base, bytes, owner) = (self.base(), self.bytes(), OwnerId::of_this_process());
         RegionCard { base, bytes, key, owner, id: *id, share, device }

@@ -1,4 +1,4 @@
-//! The route of one UCX put a run.
+//! The route of one UCX put, or get, a run.
 
 use std::collections::VecDeque;
 
@@ -23,12 +23,15 @@ pub(crate) struct Runs {
     pending: VecDeque<u64>,
     completed_bytes: u64,
     posted: bool,
+    /// Given up before everything was posted.
+    cut_short: bool,
 }
 
 impl Runs {
     pub(crate) fn new(context: &Context, work: &Work) -> Self {
-        let delivery = Delivery::new(context, work.locals.clone());
-        Self { delivery, cursor: Cursor::default(), pending: VecDeque::new(), completed_bytes: 0, posted: false }
+        let delivery = Delivery::new(context, work.direction, work.locals.clone());
+        let (cursor, pending) = (Cursor::default(), VecDeque::new());
+        Self { delivery, cursor, pending, completed_bytes: 0, posted: false, cut_short: false }
     }
 
     pub(crate) fn outstanding(&self) -> u64 {
@@ -38,6 +41,12 @@ impl Runs {
     /// Bytes of the puts that have completed.
     pub(crate) fn moved_bytes(&self) -> u64 {
         self.completed_bytes
+    }
+
+    /// Posts no more. The end comes when what was posted has arrived.
+    pub(crate) fn stop(&mut self) {
+        self.cut_short |= !self.posted;
+        self.posted = true;
     }
 
     pub(crate) fn step(&mut self, work: &Work, endpoint: &RawEndpoint) -> Option<Result<(), PutError>> {
@@ -50,7 +59,8 @@ impl Runs {
                 return None;
             }
         }
-        self.delivery.poll(endpoint)
+        let end = self.delivery.poll(endpoint)?;
+        Some(end.and(if self.cut_short { Err(PutError::Cancelled) } else { Ok(()) }))
     }
 
     /// Fills the window.

@@ -108,9 +108,17 @@ impl Service {
             Body::Filled { stream, index, chunk, bytes } => {
                 self.inbox.as_mut()?.filled(peer, stream, index, chunk, Some(&bytes));
             }
+            Body::Drop { stream } => {
+                let known = self.inboxes().find(|inbox| inbox.has(peer, stream));
+                let reply = match known {
+                    Some(inbox) => inbox.drop_stream(peer, stream),
+                    None => self.inboxes().next().and_then(|inbox| inbox.drop_stream(peer, stream)),
+                };
+                self.replies.extend(reply);
+            }
             Body::Bye => return self.answers.remove(&peer),
             // What an inbox says is not said to one.
-            Body::Grant { .. } | Body::Landed { .. } | Body::Refused { .. } => {}
+            Body::Grant { .. } | Body::Landed { .. } | Body::Refused { .. } | Body::Dropped { .. } => {}
         }
         None
     }
@@ -139,6 +147,17 @@ impl Service {
         let failed = self.answers.iter().filter(|(_, endpoint)| endpoint.failure() != Status::OK);
         let failed: Vec<Peer> = failed.map(|(peer, _)| *peer).collect();
         failed.into_iter().filter_map(|peer| self.answers.remove_entry(&peer)).collect()
+    }
+
+    /// Endpoints that answer a dead peer: to be closed, then forgotten.
+    pub(crate) fn take_of(&mut self, epoch: u64) -> Vec<(Peer, RawEndpoint)> {
+        let peers: Vec<Peer> = self.answers.keys().filter(|peer| peer.epoch == epoch).copied().collect();
+        peers.into_iter().filter_map(|peer| self.answers.remove_entry(&peer)).collect()
+    }
+
+    /// Whether anything of this peer may still be scattered.
+    pub(crate) fn knows(&self, epoch: u64) -> bool {
+        [&self.inbox, &self.slab].into_iter().flatten().any(|inbox| inbox.knows(epoch))
     }
 
     pub(crate) fn take_all(&mut self) -> Vec<(Peer, RawEndpoint)> {

@@ -11,13 +11,13 @@ use crate::region::{MemoryKind, Region};
 /// Pieces that move between one local and one remote pool, for each pair of slots.
 #[derive(Clone, Debug)]
 pub struct Part {
-    /// Registered memory that is read.
+    /// Registered memory that is read by a put and written by a get.
     pub local: Region,
     /// Byte of slot 0, from the start of `local`.
     pub local_base: u64,
     /// Bytes from one local slot to the next.
     pub local_slot_stride: u64,
-    /// Imported memory that is written.
+    /// Imported memory that is written by a put and read by a get.
     pub remote: RemoteRegion,
     /// Byte of slot 0, from the start of `remote`.
     pub remote_base: u64,
@@ -29,9 +29,19 @@ pub struct Part {
     pub pairs: Arc<[SlotPair]>,
 }
 
+/// Which way the bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    /// From here to the peer.
+    Put,
+    /// From the peer to here.
+    Get,
+}
+
 /// A checked transfer. The three lists have one entry a part.
 #[derive(Debug)]
 pub(crate) struct Work {
+    pub(crate) direction: Direction,
     pub(crate) shapes: Vec<Shape>,
     pub(crate) locals: Vec<Region>,
     pub(crate) remotes: Vec<RemoteRegion>,
@@ -42,7 +52,7 @@ pub(crate) struct Work {
 
 impl Work {
     /// Checks all parts before any of them is posted.
-    pub(crate) fn check(parts: Vec<Part>) -> Result<Self, TransferError> {
+    pub(crate) fn check(direction: Direction, parts: Vec<Part>) -> Result<Self, TransferError> {
         let count = parts.len();
         let (mut shapes, mut locals, mut remotes) =
             (Vec::with_capacity(count), Vec::with_capacity(count), Vec::with_capacity(count));
@@ -64,7 +74,7 @@ impl Work {
             locals.push(part.local);
             remotes.push(part.remote);
         }
-        Ok(Self { shapes, locals, remotes, size, ready: None })
+        Ok(Self { direction, shapes, locals, remotes, size, ready: None })
     }
 
     /// Whether a GPU's memory is on either side.

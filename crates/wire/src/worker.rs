@@ -1,5 +1,6 @@
 //! A progress thread and the handle that commands it.
 
+use std::cell::RefCell;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -23,11 +24,12 @@ use crate::endpoint::{EndpointId, KeyId, Lane, RemoteRegion};
 use crate::error::{CommandError, OpenError, TransferError};
 use crate::event::{Event, TransferId};
 use crate::frame::FRAME_PAYLOAD_BYTES_MAX;
+use crate::listener::Listener;
 use crate::process::Process;
 use crate::progress::{self, Command, Notice, Posted};
 use crate::region::{MemoryKind, RegionCard};
 use crate::share::{Mapped, ShareCard};
-use crate::transfer::{Part, Work};
+use crate::transfer::{Direction, Part, Work};
 
 /// How long a command may take: it is a queue away from a thread that never blocks.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(10);
@@ -39,6 +41,29 @@ const COMMANDS_MAX: usize = 1024;
 ///
 /// Dropping it tells it to stop: frames already given to it are flushed for up to a second, what has not completed by then is
 /// cut off.
+///
+/// # What has arrived, and what still may
+///
+/// Every transfer ends in one [`Event::TransferDone`]. `Ok` means that the bytes are visible to the peer, not merely that
+/// this side is done with its own; before it they may be, in any part and order. After an error any part of them may be.
+/// Whether more can follow is said by [`PutError::may_still_arrive`](crate::PutError::may_still_arrive), and until when here:
+///
+/// | what happened | how its transfers end | what is written later |
+/// | --- | --- | --- |
+/// | [`cancel`](Self::cancel), direct | `Cancelled`, when the slices that are being copied are done | nothing |
+/// | cancel, runs | `Cancelled`, when the puts that were posted have completed and been flushed | nothing |
+/// | cancel, landing and staged | `Cancelled`, when the target has dropped what it had not scattered, and said so | nothing |
+/// | cancel, and the peer is silent | as a stopped peer's | as a stopped peer's |
+/// | [`close`](Self::close) | `Endpoint` with `ERR_CANCELED`, at once | what was posted or filled, until the peer has read its end of the connection: half a second, if it runs |
+/// | the peer is killed before or during | `Endpoint` or `Put`; [`Event::EndpointFailed`] once | nothing: its memory went with it, and copies into what is mapped here are over |
+/// | the peer is killed after | `Ok`, which no later event takes back | nothing |
+/// | the peer is stopped | direct: as ever. The others wait, and are whole if it goes on before [`stall_deadline`](crate::ContextOptions::stall_deadline); else `Endpoint` with `ERR_TIMED_OUT` | what had left this side, whenever the peer goes on |
+/// | the target is unregistered | `Withdrawn`, if its memory is mapped here or the bytes take its inbox. No transport without hardware checks a key: a put by sockets writes what is still mapped, and to what is not it breaks the connection, or, before UCX 1.16, the target | with `Withdrawn` nothing, else what was posted |
+/// | this process is killed | | at the target: what had left this side, until it has seen the connection break |
+///
+/// A peer that comes back has another address, epoch and cards. Connecting to it needs nothing to be restarted here: what
+/// belongs to its earlier life stays dead ([`CommandError::NoEndpoint`], [`CommandError::Foreign`]), and a frame meant for
+/// another epoch is dropped ([`Event::BadFrame`]).
 #[derive(Debug)]
 pub struct Worker {
     context: Context,
@@ -58,25 +83,43 @@ impl Worker {
     ///
     /// [`OpenError`]; no thread is left behind.
     pub fn start(context: &Context, epoch: u64) -> Result<(Self, Receiver<Event>), OpenError> {
-        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?);
-        let (commands, command_queue) = bounded(COMMANDS_MAX);
         let (event_queue, events) = unbounded();
+        Ok((Self::spawn(context, epoch, Listener::Queue(event_queue), bounded(COMMANDS_MAX))?, events))
+    }
+
+    /// As [`start`](Self::start), but `handler` is called with each event on the progress thread: nobody has to be woken to
+    /// hear of it. It must not block, and may call everything here that does not wait for an answer. Commands are not
+    /// bounded then, or a handler could wait for the thread that it is on: its owner bounds them.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start).
+    pub fn start_with(
+        context: &Context,
+        epoch: u64,
+        handler: impl FnMut(Event) + Send + 'static,
+    ) -> Result<Self, OpenError> {
+        Self::spawn(context, epoch, Listener::Handler(RefCell::new(Box::new(handler))), unbounded())
+    }
+
+    fn spawn(
+        context: &Context,
+        epoch: u64,
+        listener: Listener,
+        (commands, command_queue): (Sender<Command>, Receiver<Command>),
+    ) -> Result<Self, OpenError> {
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?);
         let (started, start) = bounded(1);
         let (stop, stopped) = bounded(0);
         let asleep = Arc::new(AtomicBool::new(false));
-        let links = progress::Links {
-            commands: command_queue,
-            events: event_queue,
-            wake: wake.clone(),
-            asleep: asleep.clone(),
-        };
+        let links = progress::Links { commands: command_queue, listener, wake: wake.clone(), asleep: asleep.clone() };
         let (context, its_context) = (context.clone(), context.clone());
         thread::Builder::new().name("kvferry-wire".to_owned()).spawn(move || {
             progress::run(its_context, epoch, links, &started);
             drop(stop); // the handle sees the channel disconnect
         })?;
         let address = start.recv().map_err(|_| io::Error::other("the progress thread ended at once"))??;
-        Ok((Self { context, address, epoch, commands, wake, asleep, stopped }, events))
+        Ok(Self { context, address, epoch, commands, wake, asleep, stopped })
     }
 
     /// What a peer needs to connect.
@@ -121,6 +164,9 @@ impl Worker {
         let target = match &card.device {
             None => {
                 let mapped = self.map(card.share.as_ref(), card.bytes);
+                if let Some(mapped) = mapped.as_ref().filter(|_| self.context.options().populate) {
+                    mapped.populate_aside();
+                }
                 let pinned = self.context.gpu().zip(mapped.clone());
                 let pinned = pinned.map(|(gpu, mapped)| DeviceTarget::pin(gpu, mapped));
                 Target::Host(mapped, pinned)
@@ -139,14 +185,15 @@ impl Worker {
             return Neighbour::default();
         };
         let process = Process::open(share.process());
-        let inbox = self.map(Some(&share), region.bytes);
+        let inbox = Mapped::open(&share, region.bytes).map(Arc::new);
+        // Whether it lives is worth knowing, also where the transports forbid to use its memory.
         let process = process.filter(|_| inbox.is_some());
         let slab = card.slab.as_ref().and_then(|card| {
-            let device = card.region.device.as_ref().filter(|_| card.chunk_bytes > 0)?;
+            let device = card.region.device.as_deref().filter(|_| card.chunk_bytes > 0)?;
             let mapped = self.import_device(device, card.region.bytes).ok()?;
             Some(PeerSlab { card: card.clone(), mapped })
         });
-        Neighbour { inbox, slab, process }
+        Neighbour { inbox: inbox.filter(|_| self.context.options().allows_shared_memory()), slab, process }
     }
 
     /// Maps memory of a peer, if it runs on this host and the transports do not forbid it.
@@ -182,7 +229,7 @@ impl Worker {
     ///
     /// [`TransferError`]; then nothing was posted and no event follows.
     pub fn put(&self, endpoint: EndpointId, transfer: TransferId, parts: Vec<Part>) -> Result<(), TransferError> {
-        self.post(endpoint, transfer, parts, None, None)
+        self.post(Direction::Put, endpoint, transfer, parts, None, None)
     }
 
     /// As [`put`](Self::put), and reads nothing before this side's GPU has reached `ready`: the caller need not wait for what
@@ -198,7 +245,19 @@ impl Worker {
         parts: Vec<Part>,
         ready: CudaEvent,
     ) -> Result<(), TransferError> {
-        self.post(endpoint, transfer, parts, None, Some(ready))
+        self.post(Direction::Put, endpoint, transfer, parts, None, Some(ready))
+    }
+
+    /// As [`put`](Self::put), the other way: copies each part's remote memory to its local memory. Reads what is there when
+    /// it reads: have the peer say first that it is. A peer whose memory is mapped here takes no part in it, others serve
+    /// the reads with their progress threads. There is no inbox on this way: [`Route::Direct`](crate::Route::Direct) and
+    /// [`Route::Runs`](crate::Route::Runs) are all the routes, and of GPU memory there is none yet.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError`]; then nothing was posted and no event follows.
+    pub fn get(&self, endpoint: EndpointId, transfer: TransferId, parts: Vec<Part>) -> Result<(), TransferError> {
+        self.post(Direction::Get, endpoint, transfer, parts, None, None)
     }
 
     /// As [`put`](Self::put), and sends a frame to the peer the moment that the transfer has ended well: sooner than its
@@ -218,11 +277,12 @@ impl Worker {
         if payload.len() > FRAME_PAYLOAD_BYTES_MAX {
             return Err(CommandError::PayloadTooLong { bytes: payload.len() }.into());
         }
-        self.post(endpoint, transfer, parts, Some(Notice { kind, payload }), None)
+        self.post(Direction::Put, endpoint, transfer, parts, Some(Notice { kind, payload }), None)
     }
 
     fn post(
         &self,
+        direction: Direction,
         endpoint: EndpointId,
         transfer: TransferId,
         parts: Vec<Part>,
@@ -235,7 +295,7 @@ impl Worker {
         if let Some(part) = parts.iter().position(|part| !self.context.owns(&part.local)) {
             return Err(TransferError::OtherContext { part });
         }
-        let mut work = Work::check(parts)?;
+        let mut work = Work::check(direction, parts)?;
         work.ready = ready;
         if let Some(gpu) = self.context.gpu().filter(|_| work.uses_gpu()) {
             // Host memory that a GPU is to read is locked here rather than on the progress thread. Refused, it shows there.
@@ -244,6 +304,18 @@ impl Worker {
             }
         }
         Ok(self.command(Command::Put(Posted { endpoint, transfer, work, notice }))?)
+    }
+
+    /// Gives up whatever is under way by the name of `transfer`. It ends with
+    /// [`PutError::Cancelled`](crate::PutError::Cancelled) in place of its bytes, or with its own end if that comes first,
+    /// once nothing of it can be written any more: see [`Worker`] for what that takes. A transfer that is not known, or has
+    /// ended, is left alone.
+    ///
+    /// # Errors
+    ///
+    /// [`CommandError`] if the worker has stopped.
+    pub fn cancel(&self, transfer: TransferId) -> Result<(), CommandError> {
+        self.command(Command::Cancel { transfer })
     }
 
     /// The transports that UCX chose for the endpoint, once it stands; `None` before UCX 1.14, which does not say.
@@ -280,16 +352,22 @@ impl Worker {
         progress::wake(&self.wake, &self.asleep);
         Ok(())
     }
-}
 
-impl Drop for Worker {
-    fn drop(&mut self) {
+    /// Stops the thread and waits until it has. What it held of its owner, the handler of events for one, is dropped with
+    /// it. Everything after that is [`CommandError::Stopped`].
+    pub fn stop(&self) {
         if self.command(Command::Stop).is_ok() {
             // Ends with the thread; past the deadline the thread is stuck inside UCX and is left to the process's end.
             if self.stopped.recv_timeout(COMMAND_DEADLINE) == Err(crossbeam::channel::RecvTimeoutError::Timeout) {
                 tracing::error!("the progress thread did not stop");
             }
         }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.stop();
     }
 }
 

@@ -23,6 +23,7 @@ use rustix::net::{
 
 use crate::cuda::card::ExportCard;
 use crate::cuda::imported::CONTROL_BYTES;
+use crate::options::Pages;
 use crate::share::Share;
 
 /// How long either side waits for the other.
@@ -52,7 +53,7 @@ pub(crate) fn offer(file: OwnedFd, mapped_bytes: u64) -> Option<Export> {
     let server = SERVER
         .get_or_init(|| Server::start().inspect_err(|error| tracing::warn!(%error, "GPU memory is not shared")).ok())
         .as_ref()?;
-    let control = Share::create(usize::try_from(CONTROL_BYTES).ok()?)?;
+    let control = Share::create(usize::try_from(CONTROL_BYTES).ok()?, Pages::default())?;
     server.files.lock().insert(control.card()?.cookie(), file);
     Some(Export { server, control, mapped_bytes })
 }

@@ -27,7 +27,7 @@ use crate::inbox::source::refusal;
 use crate::raw::Put;
 use crate::region::Region;
 use crate::route::Route;
-use crate::transfer::Work;
+use crate::transfer::{Direction, Work};
 
 /// Chunks that are being gathered at a time. One keeps the link busy while the next is launched.
 const GATHERING_MAX: usize = 8;
@@ -63,11 +63,15 @@ pub(crate) struct DeviceFilling {
     described: bool,
     chunk_units: u32,
     credits: VecDeque<u32>,
+    /// Chunks that were ever granted.
+    granted: u64,
     next_index: u64,
     chunk_count: u64,
     gathering: VecDeque<Gathering>,
     sending: Vec<Sending>,
     moved_units: u64,
+    /// Why the transfer is given up, and whether the target has been told.
+    stopping: Option<(PutError, bool)>,
     end: Option<Result<(), PutError>>,
 }
 
@@ -158,11 +162,13 @@ impl DeviceFilling {
             described: false,
             chunk_units,
             credits: VecDeque::new(),
+            granted: 0,
             next_index: 0,
             chunk_count,
             gathering: VecDeque::new(),
             sending: Vec::new(),
             moved_units: 0,
+            stopping: None,
             end: None,
         })
     }
@@ -178,8 +184,24 @@ impl DeviceFilling {
         u64::try_from(share).unwrap_or(u64::MAX)
     }
 
-    pub(crate) fn granted(&mut self, chunks: &[u32]) {
-        self.credits.extend(chunks);
+    /// The next chunks that may be filled. Any others are not taken: a chunk that is filled twice holds two parts of the stream.
+    pub(crate) fn granted(&mut self, before: u64, chunks: &[u32]) {
+        if before == self.granted {
+            self.granted += chunks.len() as u64;
+            self.credits.extend(chunks);
+        }
+    }
+
+    /// Fills no more. The end is `why`, unless the target says first that all has landed, or refuses.
+    pub(crate) fn stop(&mut self, why: PutError) {
+        self.stopping.get_or_insert((why, false));
+    }
+
+    /// The target scatters nothing of this any more. It is asked that before it says so.
+    pub(crate) fn dropped(&mut self) {
+        if let Some((why, true)) = self.stopping {
+            self.end.get_or_insert(Err(why));
+        }
     }
 
     pub(crate) fn landed(&mut self) {
@@ -212,15 +234,31 @@ impl DeviceFilling {
     /// Describes the transfer, fills what has been granted, and tells of what is filled. `Some` at the end, when nothing is
     /// left outstanding.
     pub(crate) fn step(&mut self, desk: &mut Desk<'_>) -> Option<Result<(), PutError>> {
-        if !self.described {
-            self.describe(desk);
-        }
         if let Some(end) = self.end {
             return (self.outstanding() == 0).then_some(end);
         }
+        if let Some((why, said)) = self.stopping {
+            if !self.described {
+                return Some(Err(why));
+            }
+            // What is on its way arrives first, then the target is told that nothing more comes.
+            let arrived = self.take_gathered(desk).and_then(|()| self.tell_delivered(desk));
+            let settled = self.gathering.is_empty() && self.sending.is_empty();
+            if arrived.is_err() && !settled {
+                return (self.outstanding() == 0).then_some(Err(why));
+            }
+            if settled && !said {
+                self.stopping = Some((why, true));
+                (desk.say)(Body::Drop { stream: self.stream });
+            }
+            return None;
+        }
+        if !self.described {
+            self.describe(desk);
+        }
         let stepped = self.take_gathered(desk).and_then(|()| self.tell_delivered(desk)).and_then(|()| self.fill(desk));
         if let Err(error) = stepped {
-            self.end = Some(Err(error));
+            self.stop(error);
         }
         None
     }
@@ -256,7 +294,7 @@ impl DeviceFilling {
                 (Way::Staged { inbox, key }, Some(slot)) => {
                     let to = inbox.region.base + u64::from(chunk) * u64::from(inbox.chunk_bytes);
                     let bytes = u64::from(units) * UNIT_BYTES;
-                    let mut delivery = Delivery::new(desk.context, vec![slot.region]);
+                    let mut delivery = Delivery::new(desk.context, Direction::Put, vec![slot.region]);
                     delivery.put(desk.endpoint, &Put { held: 0, offset: slot.offset, key: *key, to, bytes });
                     self.sending.push(Sending { slot: slot.number, index, chunk, delivery });
                 }

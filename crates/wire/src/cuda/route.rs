@@ -20,7 +20,7 @@ use crate::inbox::message::{Refusal, StreamId};
 use crate::inbox::outbox::Outbox;
 use crate::region::MemoryKind;
 use crate::route::{PUTS_NOT_EMULATED, Route, RouteReason};
-use crate::transfer::Work;
+use crate::transfer::{Direction, Work};
 
 /// Blocks that fill NVLink, measured on H200 end to end: 16 make 230 to 240 GB/s, 24 make 344 to 350, 32 and all 132 make 353 to
 /// 360.
@@ -110,6 +110,10 @@ impl DeviceCarrier {
         if work.size.runs == 0 {
             return (Err(Ok(())), (Route::Runs, RouteReason::Empty));
         }
+        if work.direction == Direction::Get {
+            let route = context.options().route.unwrap_or(Route::Direct);
+            return (Err(Err(PutError::RouteUnavailable { route })), (route, RouteReason::Pulled));
+        }
         let locals = work.locals.iter().all(|local| local.kind() == MemoryKind::Cuda);
         let remotes = work.remotes.iter().all(|remote| remote.kind() == MemoryKind::Cuda);
         let targets = connection.device_targets(work);
@@ -179,9 +183,22 @@ impl DeviceCarrier {
         }
     }
 
-    pub(crate) fn granted(&mut self, chunks: &[u32]) {
+    pub(crate) fn granted(&mut self, before: u64, chunks: &[u32]) {
         if let Self::Filling(filling) = self {
-            filling.granted(chunks);
+            filling.granted(before, chunks);
+        }
+    }
+
+    /// Gives the transfer up. A kernel that writes the target itself runs to its end, which is the transfer's.
+    pub(crate) fn stop(&mut self, why: PutError) {
+        if let Self::Filling(filling) = self {
+            filling.stop(why);
+        }
+    }
+
+    pub(crate) fn dropped(&mut self) {
+        if let Self::Filling(filling) = self {
+            filling.dropped();
         }
     }
 

@@ -9,6 +9,8 @@
 //!   Filled {..., bytes}        ->       or: put these bytes into it, where puts cannot be had
 //!                              <-     Landed, when all of it has been scattered
 //!                              <-     Refused {refusal}, instead
+//!   Drop                       ->       nothing more comes of this stream, none of its chunks is written any more
+//!                              <-     Dropped: nothing of it is scattered any more
 //!   Bye                        ->       nothing more comes, no chunk is written any more
 //! ```
 
@@ -46,9 +48,11 @@ pub(crate) enum Body {
         total_bytes: u32,
         bytes: Vec<u8>,
     },
-    /// Chunks of the inbox that may be filled for this stream.
+    /// Chunks of the inbox that may be filled for this stream. `before` were granted earlier: a grant that is said twice, or
+    /// that another has overtaken, is told by it.
     Grant {
         stream: StreamId,
+        before: u64,
         chunks: Vec<u32>,
     },
     /// Chunk `chunk` of the inbox holds part `index` of the stream.
@@ -72,6 +76,13 @@ pub(crate) enum Body {
         refusal: Refusal,
     },
     Bye,
+    /// The source gives a stream up, and has nothing under way into its chunks.
+    Drop {
+        stream: StreamId,
+    },
+    Dropped {
+        stream: StreamId,
+    },
     /// As `Describe`, between GPUs: the next bytes of a [`DeviceDescription`]. Its chunks are those of the slab, or of the inbox.
     DescribeDevice {
         stream: StreamId,
@@ -245,11 +256,13 @@ mod tests {
         for body in [
             Body::Hello { address: vec![1, 2] },
             Body::Describe { stream, total_bytes: 3, bytes: vec![1, 2, 3] },
-            Body::Grant { stream, chunks: vec![0, 9] },
+            Body::Grant { stream, before: 3, chunks: vec![0, 9] },
             Body::Chunk { stream, index: 1, chunk: 2 },
             Body::Filled { stream, index: 1, chunk: 2, bytes: vec![5; 300] },
             Body::Refused { stream, refusal: Refusal::Outside { part: 4 } },
             Body::Bye,
+            Body::Drop { stream },
+            Body::Dropped { stream },
         ] {
             let message = Message { connection: ConnectionId(1), body };
             assert_eq!(Message::parse(&message.encode()), Some(message));

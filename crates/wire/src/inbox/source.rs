@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use ucx_sys::Status;
+
 use crate::address::InboxCard;
 use crate::context::Context;
 use crate::copy::{self, Stores, Window};
@@ -13,9 +15,9 @@ use crate::error::PutError;
 use crate::frame::FRAME_PAYLOAD_BYTES_MAX;
 use crate::inbox::message::{Body, DESCRIBE_BYTES, Description, PartDescription, Refusal, StreamId};
 use crate::inbox::outbox::Outbox;
-use crate::raw::{Put, RawEndpoint};
+use crate::raw::{Operation, Put, RawEndpoint};
 use crate::share::Mapped;
-use crate::transfer::Work;
+use crate::transfer::{Direction, Work};
 
 /// Chunks of one transfer that are on their way over a network at a time.
 const PUTS_MAX: usize = 4;
@@ -42,9 +44,20 @@ pub(crate) struct Filling {
     chunk_bytes: u64,
     chunk_count: u64,
     credits: VecDeque<u32>,
+    /// Chunks that were ever granted.
+    granted: u64,
     next_index: u64,
     moved_bytes: u64,
+    stopping: Option<Stopping>,
     end: Option<Result<(), PutError>>,
+}
+
+/// How a transfer ends that its target has begun to take: it agrees with the target first, so that nothing lands behind the end.
+struct Stopping {
+    why: PutError,
+    /// Behind the chunks that were on their way: none of them is written after it.
+    settled: Option<Operation>,
+    said: bool,
 }
 
 /// How bytes get into a chunk.
@@ -87,8 +100,10 @@ impl Filling {
             chunk_bytes: 0,
             chunk_count: 0,
             credits: VecDeque::new(),
+            granted: 0,
             next_index: 0,
             moved_bytes: 0,
+            stopping: None,
             end: None,
         }
     }
@@ -110,14 +125,30 @@ impl Filling {
         self.moved_bytes
     }
 
-    pub(crate) fn granted(&mut self, chunks: &[u32]) {
-        self.credits.extend(chunks);
+    /// The next chunks that may be filled. Any others are not taken: a chunk that is filled twice holds two parts of the stream.
+    pub(crate) fn granted(&mut self, before: u64, chunks: &[u32]) {
+        if before == self.granted {
+            self.granted += chunks.len() as u64;
+            self.credits.extend(chunks);
+        }
     }
 
     pub(crate) fn landed(&mut self) {
         // Said too early it is a peer's mistake, which would be a success that never was.
         let complete = self.described && self.next_index == self.chunk_count;
         self.end = Some(if complete { Ok(()) } else { Err(PutError::Refused { refusal: Refusal::Unreadable }) });
+    }
+
+    /// Fills no more. The end is `why`, unless the target says first that all has landed, or refuses.
+    pub(crate) fn stop(&mut self, why: PutError) {
+        self.stopping.get_or_insert(Stopping { why, settled: None, said: false });
+    }
+
+    /// The target scatters nothing of this any more. It is asked that before it says so.
+    pub(crate) fn dropped(&mut self) {
+        if let Some(Stopping { why, said: true, .. }) = self.stopping {
+            self.end.get_or_insert(Err(why));
+        }
     }
 
     pub(crate) fn refused(&mut self, why: Refusal, work: &Work) {
@@ -135,21 +166,46 @@ impl Filling {
 
     /// Fills one chunk, if there is one to fill. `Some` at the end, when no put is outstanding.
     pub(crate) fn step(&mut self, work: &Work, desk: &mut Desk<'_>) -> Option<Result<(), PutError>> {
-        if !self.described {
-            self.describe(work, desk);
-        }
         if let Some(end) = self.end {
             return (self.outstanding() == 0).then_some(end);
         }
-        if let Err(error) = self.finish_sending(desk) {
-            self.end = Some(Err(error));
+        if self.stopping.is_some() {
+            return self.take_back(desk);
+        }
+        if !self.described {
+            self.describe(work, desk);
+        }
+        let filled = match self.finish_sending(desk) {
+            Ok(()) if self.next_index < self.chunk_count => self.fill(work, desk),
+            finished => finished,
+        };
+        if let Err(error) = filled {
+            self.stop(error);
+        }
+        None
+    }
+
+    /// Waits for the chunks that are on their way, then has the target drop the stream. `Some` if that cannot be had.
+    fn take_back(&mut self, desk: &mut Desk<'_>) -> Option<Result<(), PutError>> {
+        let outstanding = self.outstanding();
+        let stopping = self.stopping.as_mut()?;
+        if !self.described {
+            return Some(Err(stopping.why));
+        }
+        if stopping.said || outstanding > 0 {
             return None;
         }
-        if self.next_index < self.chunk_count
-            && let Err(error) = self.fill(work, desk)
+        if let Way::Staged { sending, .. } = &self.way
+            && !sending.is_empty()
         {
-            self.end = Some(Err(error));
+            let settled = stopping.settled.get_or_insert_with(|| desk.endpoint.flush()).result()?;
+            if settled != Status::OK {
+                let unsettled = PutError::Flush { source: settled };
+                return Some(Err(if stopping.why == PutError::Cancelled { unsettled } else { stopping.why }));
+            }
         }
+        stopping.said = true;
+        (desk.say)(Body::Drop { stream: self.stream });
         None
     }
 
@@ -218,7 +274,7 @@ impl Filling {
                 let taken = desk.outbox.take(desk.context).map_err(|_| PutError::NoMemory)?;
                 let Some((slot, region, slot_offset)) = taken else { return Ok(()) };
                 gather(work, start, bytes, region.window(), slot_offset);
-                let mut delivery = Delivery::new(desk.context, vec![region]);
+                let mut delivery = Delivery::new(desk.context, Direction::Put, vec![region]);
                 let to = desk.inbox.region.base + offset;
                 delivery.put(desk.endpoint, &Put { held: 0, offset: slot_offset, key: *inbox, to, bytes });
                 sending.push(Sending { slot, index, chunk, delivery });

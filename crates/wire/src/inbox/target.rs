@@ -247,6 +247,11 @@ impl Inbox {
         self.scatter_turns.retain(|other| *other != peer);
     }
 
+    /// Whether a worker of this epoch has a connection here.
+    pub(crate) fn knows(&self, epoch: u64) -> bool {
+        self.connections.keys().any(|peer| peer.epoch == epoch)
+    }
+
     /// The next bytes of a description. When it is complete it is checked, and refused or taken.
     pub(crate) fn describe(
         &mut self,
@@ -342,6 +347,45 @@ impl Inbox {
         }
     }
 
+    /// Whether the stream is here, whole or in part.
+    pub(crate) fn has(&self, peer: Peer, stream: StreamId) -> bool {
+        let connection = self.connections.get(&peer);
+        connection.is_some_and(|c| c.streams.contains_key(&stream) || c.arriving.contains_key(&stream))
+    }
+
+    /// Waits for what the GPU is scattering of a stream: a few chunks, some microseconds each.
+    fn settle_stream(&mut self, peer: Peer, stream: StreamId) -> Option<Reply> {
+        let mut landed = None;
+        while let Some(position) = self.scattering.iter().position(|p| (p.peer, p.stream) == (peer, stream)) {
+            let mut pending = self.scattering.swap_remove(position);
+            while let Some(scattering) = &mut pending.scattering
+                && scattering.poll().is_none()
+            {
+                std::hint::spin_loop();
+            }
+            landed = self.scattered(peer, stream, pending.chunk).or(landed);
+        }
+        landed
+    }
+
+    /// The peer gives a stream up and writes none of its chunks any more. What it has filled is forgotten.
+    pub(crate) fn drop_stream(&mut self, peer: Peer, stream: StreamId) -> Option<Reply> {
+        if let Some(landed) = self.settle_stream(peer, stream) {
+            return Some(landed);
+        }
+        let connection = self.connections.get_mut(&peer)?;
+        if let Some((total, _)) = connection.arriving.remove(&stream) {
+            connection.description_bytes -= total;
+        }
+        if let Some(dropped) = connection.streams.remove(&stream) {
+            connection.description_bytes -= dropped.description_bytes;
+            connection.held -= dropped.open.len() + dropped.ready.len();
+            self.free.extend(dropped.open);
+            self.free.extend(dropped.ready.iter().map(|(_, chunk)| chunk));
+        }
+        Some((peer, Body::Dropped { stream }))
+    }
+
     /// Scatters one chunk of the connection whose turn it is. `None` if there is none.
     pub(crate) fn scatter(&mut self) -> Option<Option<Reply>> {
         let has_ready = |connection: &Connection| connection.streams.values().any(|stream| !stream.ready.is_empty());
@@ -407,7 +451,7 @@ impl Inbox {
 
     /// Grants free chunks, one a turn, to the connections that have a use for them.
     pub(crate) fn grant(&mut self) -> Vec<Reply> {
-        let mut grants: BTreeMap<(Peer, StreamId), Vec<u32>> = BTreeMap::new();
+        let mut grants: BTreeMap<(Peer, StreamId), (u64, Vec<u32>)> = BTreeMap::new();
         let most = self.chunks_per_connection;
         let wants = |connection: &Connection| {
             connection.held < most && connection.streams.values().any(|stream| stream.granted < stream.chunk_count())
@@ -425,12 +469,14 @@ impl Inbox {
             let Some(connection) = self.connections.get_mut(&peer) else { break };
             let wanting = connection.streams.iter_mut().find(|(_, stream)| stream.granted < stream.chunk_count());
             let (Some((&id, stream)), Some(chunk)) = (wanting, self.free.pop()) else { break };
+            let (_, chunks) = grants.entry((peer, id)).or_insert((stream.granted, Vec::new()));
+            chunks.push(chunk);
             stream.granted += 1;
             stream.open.insert(chunk);
             connection.held += 1;
-            grants.entry((peer, id)).or_default().push(chunk);
         }
-        grants.into_iter().map(|((peer, stream), chunks)| (peer, Body::Grant { stream, chunks })).collect()
+        let grant = |((peer, stream), (before, chunks))| (peer, Body::Grant { stream, before, chunks });
+        grants.into_iter().map(grant).collect()
     }
 }
 

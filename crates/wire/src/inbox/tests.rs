@@ -80,7 +80,7 @@ impl Source {
 
     fn take_grants(&mut self) {
         for (peer, body) in self.inbox.grant() {
-            let Body::Grant { stream, chunks } = body else { panic!("{body:?} in place of a grant") };
+            let Body::Grant { stream, chunks, .. } = body else { panic!("{body:?} in place of a grant") };
             assert_eq!((peer, stream), (PEER, STREAM));
             self.credits.extend(chunks);
         }
@@ -273,4 +273,32 @@ fn granted(inbox: &mut Inbox, wanted: Peer) -> usize {
         _ => 0,
     };
     inbox.grant().into_iter().map(chunks).sum()
+}
+
+/// What a source gives up is free at once, and what it had said of it before is not believed after.
+#[test]
+fn a_dropped_stream_scatters_nothing_and_keeps_nothing() {
+    let mut source = Source::new();
+    let described = description(&source.target);
+    let dropped = Some((PEER, Body::Dropped { stream: STREAM }));
+    for turn in 0..20 {
+        // In part, or whole with chunks granted, filled and said to be: all of it goes.
+        if turn % 2 == 0 {
+            source.describe(&described[..5], described.len());
+        } else {
+            source.describe(&described, described.len());
+            source.credits.clear();
+            source.take_grants();
+            assert_eq!(source.credits.len(), 8, "turn {turn}");
+            source.next_index = 0;
+            let (index, chunk) = source.fill().unwrap();
+            source.inbox.filled(PEER, STREAM, index, chunk, None);
+            assert_eq!(source.inbox.drop_stream(PEER, STREAM), dropped);
+            source.inbox.filled(PEER, STREAM, index, chunk, None);
+        }
+        assert_eq!(source.inbox.drop_stream(PEER, STREAM), dropped);
+        assert_eq!(source.inbox.scatter(), None);
+    }
+    assert!(source.bytes() == vec![0; 2000]);
+    assert_eq!(source.inbox.drop_stream(Peer { epoch: 9, ..PEER }, STREAM), None);
 }

@@ -1,8 +1,8 @@
 //! SIGKILL before, during and after a transfer, and a peer that comes back.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use kvferry_wire::{CommandError, PutError, Status, TransferError, TransferId};
+use kvferry_wire::{CommandError, Event, PutError, Status, TransferError, TransferId};
 
 use crate::child::Target;
 use crate::end::{DEADLINE, End, MANY, NOTICE, PIECE, WAYS, pattern};
@@ -93,5 +93,46 @@ fn a_peer_that_comes_back_is_another_and_nothing_here_restarts() {
         end.put(old_endpoint, TransferId(3), end.part(old_remote, 1));
         assert!(matches!(end.done(TransferId(3)), Err(PutError::Endpoint { .. })));
         assert!(matches!(end.worker.import(old_endpoint, &old.card), Err(CommandError::NoEndpoint)));
+    }
+}
+
+/// What a death proves is said once nothing of the dead can be written here any more, whatever the transports.
+#[test]
+fn a_death_is_reported_behind_the_failure() {
+    for way in WAYS {
+        let mut target = Target::start(way.0, 1, PIECE);
+        let end = End::start(way, PIECE, DEADLINE);
+        let (endpoint, _) = end.connect(&target);
+        target.kill();
+        let killed = Instant::now();
+        let mut failed = false;
+        loop {
+            match end.events.recv_deadline(killed + DEADLINE).unwrap() {
+                Event::EndpointFailed { endpoint: other, .. } => failed |= other == endpoint,
+                Event::PeerDied { endpoint: dead } => {
+                    assert_eq!((dead, failed), (endpoint, true), "{way:?}");
+                    break;
+                }
+                _ => {}
+            }
+        }
+        println!("{way:?}: certain after {:?}", killed.elapsed());
+        assert!(killed.elapsed() < NOTICE, "{way:?}: {:?}", killed.elapsed());
+    }
+}
+
+/// What it had asked for is answered to nobody.
+#[test]
+fn a_peer_that_is_killed_while_it_pulls_harms_nobody() {
+    for transports in [None, Some("tcp"), Some("posix,sysv")] {
+        for round in 0..2 {
+            let mut source = Target::start(transports, 1, BYTES);
+            let mut puller = Target::start_puller(transports, 2, BYTES);
+            puller.pull(&source);
+            std::thread::sleep(Duration::from_millis(100 * round));
+            puller.kill();
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(source.holds(&vec![0; BYTES as usize]), "{transports:?}");
+        }
     }
 }

@@ -82,3 +82,36 @@ fn a_peer_that_stays_stopped_is_given_up() {
         assert!(target.holds(&pattern(BYTES)), "{way:?}");
     }
 }
+
+/// A cancel needs the peer where the peer writes the bytes itself; what the peer has no part in ends without it.
+#[test]
+fn a_cancel_waits_for_a_stopped_peer_only_where_that_writes_and_not_for_ever() {
+    for way in [WAYS[0], WAYS[1], WAYS[4]] {
+        let mut target = Target::start(way.0, 1, BYTES);
+        let deadline = Duration::from_secs(1);
+        let end = End::start(way, BYTES, deadline);
+        let (endpoint, remote) = end.connect(&target);
+        target.stop();
+        // Many of them: a few may be over before they are given up where the peer is not needed.
+        (1..=50).for_each(|transfer| end.put(endpoint, TransferId(transfer), end.part(remote, BYTES / PIECE)));
+        if way.1 != Route::Direct {
+            std::thread::sleep(deadline / 10); // what has not begun is given up without a word
+        }
+        (1..=50).for_each(|transfer| end.worker.cancel(TransferId(transfer)).unwrap());
+        let start = Instant::now();
+        let ends: Vec<_> = (1..=50).map(|transfer| end.done(TransferId(transfer))).collect();
+        let cut_off = Err(PutError::Endpoint { source: Status::ERR_TIMED_OUT });
+        let expected = if way.1 == Route::Direct { Err(PutError::Cancelled) } else { cut_off };
+        assert!(ends.iter().all(|end| *end == expected || *end == Err(PutError::Cancelled) || end.is_ok()), "{ends:?}");
+        assert!(ends.contains(&expected), "{way:?}: {ends:?}");
+        assert!(start.elapsed() < 4 * deadline, "{way:?}: {:?}", start.elapsed());
+        target.go_on();
+        if way.1 != Route::Direct {
+            continue;
+        }
+        // The connection is as good as before.
+        end.put(endpoint, TransferId(51), end.part(remote, BYTES / PIECE));
+        end.done(TransferId(51)).unwrap();
+        assert!(target.holds(&pattern(BYTES)), "{way:?}");
+    }
+}
