@@ -57,7 +57,7 @@ fn put(c: &mut Criterion) {
             (vec![7u8; usize::try_from(BYTES).unwrap()], vec![0u8; usize::try_from(BYTES).unwrap()]);
         group.bench_function(BenchmarkId::new("memcpy", run_bytes), |b| {
             b.iter(|| {
-                for pair in &part.pairs {
+                for pair in part.pairs.iter() {
                     let (from, to) = (pair.local as usize * size, pair.remote as usize * size);
                     copy[to..to + size].copy_from_slice(&source[from..from + size]);
                 }

@@ -15,7 +15,7 @@ use crate::failure::{Failure, SystemError};
 use crate::job::Job;
 use crate::meet::tcp::Host;
 use crate::meet::{Member, Side};
-use crate::options::{LoopbackOptions, parse};
+use crate::options::{LoopbackOptions, Memory, parse};
 use crate::progress::Bars;
 use crate::show::Summary;
 use crate::voice::print;
@@ -45,7 +45,9 @@ fn run(options: &LoopbackOptions) -> Result<(), Failure> {
     // Cuts that do not fit the model or each other are noticed before anything starts.
     let tables = job.tables().map_err(Failure::usage)?;
     fit::check(&job, &tables, None).map_err(Failure::usage)?;
-    available::check(tables.pool_bytes()).map_err(Failure::failed)?;
+    if options.moving.memory == Memory::Host {
+        available::check(tables.pool_bytes()).map_err(Failure::failed)?;
+    }
 
     let host = Host::bind("127.0.0.1:0").map_err(Failure::failed)?;
     let address = host.address().to_string();
@@ -102,6 +104,9 @@ fn command(programs: &Path, member: Member, options: &LoopbackOptions, address: 
     }
     if let Some(route) = options.moving.route {
         command.arg(format!("--route={route}"));
+    }
+    if options.moving.memory == Memory::Cuda {
+        command.arg("--memory=cuda");
     }
     if options.flip_byte && member == Member::HOST {
         command.arg("--flip-byte");

@@ -68,6 +68,11 @@ pub struct MoveOptions {
     /// Example: --route staged
     #[arg(long, value_name = "NAME", value_parser = parse_route)]
     pub route: Option<Route>,
+    /// Where the pools are: host, or cuda for the GPUs of each machine in turn, from the first for senders and from the last for
+    /// receivers.
+    /// Example: --memory cuda
+    #[arg(long, value_name = "KIND", default_value = "host")]
+    pub memory: Memory,
     /// Give up when a rank has not come, or no byte has moved, for this many seconds. Ranks also wait for each other to
     /// fill their pools: a second more for each 256 MiB of them.
     /// Example: --deadline-s 10
@@ -261,6 +266,15 @@ pub struct PlanOptions {
     /// Example: --svg out.svg
     #[arg(long, value_name = "PATH")]
     pub svg: Option<PathBuf>,
+}
+
+/// Where pools are.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// In host memory.
+    Host,
+    /// In GPU memory.
+    Cuda,
 }
 
 /// Which rows share a pool.

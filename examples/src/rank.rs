@@ -7,9 +7,9 @@ use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
 use kvferry::{Engine, EngineOptions, Link, RequestKey, Transfer};
-use kvferry_layout::{PageTable, PoolId, Slot};
+use kvferry_layout::{MemoryKind, PageTable, PoolId, Slot};
 use kvferry_match::BlockMap;
-use kvferry_wire::{Region, RegionError};
+use kvferry_wire::{CudaOpenError, CudaOptions, Region, RegionError, cuda_devices};
 
 use crate::deadline::Deadline;
 use crate::event::Phase;
@@ -18,7 +18,7 @@ use crate::fill::fill;
 use crate::job::{Job, REQUEST, table_bytes};
 use crate::meet::tcp::{self, Host};
 use crate::meet::{Cards, MeetError, MeetingPoint, Member, Side, directory};
-use crate::options::{JobOptions, MoveOptions, RankOptions};
+use crate::options::{JobOptions, Memory, MoveOptions, RankOptions};
 use crate::voice::Voice;
 use crate::{available, blame, failure, fit, watch};
 
@@ -113,7 +113,11 @@ impl<'a> Rank<'a> {
         let tables = job.tables().map_err(Failure::usage)?;
         fit::check(&job, &tables, Some(member)).map_err(Failure::usage)?;
         let meeting = tables.meeting_deadline(moving.deadline());
-        available::check(table_bytes(&table)).map_err(Failure::failed)?;
+        let device = device(member, moving).map_err(Failure::failed)?;
+        match device {
+            None => available::check(table_bytes(&table)).map_err(Failure::failed)?,
+            Some(device) => table.pools.iter_mut().for_each(|pool| pool.memory = MemoryKind::Cuda { device }),
+        }
         let host = host(member, rank).map_err(Failure::failed)?;
 
         let options = EngineOptions {
@@ -123,7 +127,11 @@ impl<'a> Rank<'a> {
             patience: moving.deadline(),
             ..EngineOptions::default()
         };
-        let started = Engine::start(options).map_err(Failure::failed)?;
+        let started = match device {
+            None => Engine::start(options),
+            Some(device) => Engine::start_on_gpu(options, CudaOptions::new(device)),
+        };
+        let started = started.map_err(Failure::failed)?;
         let engine = engine.get_or_init(|| started);
         let regions = engine.allocate(&mut table).map_err(Failure::failed)?;
         let slots = job.slots(member, &table);
@@ -207,6 +215,16 @@ pub fn wait<R>(transfer: &Transfer<R>, total_bytes: Option<u64>, voice: &mut Voi
 
 fn pool_bytes(regions: &[Region]) -> Vec<u64> {
     regions.iter().map(Region::bytes).collect()
+}
+
+/// The GPU of a rank, if its pools are to be on one.
+fn device(member: Member, moving: &MoveOptions) -> Result<Option<u32>, CudaOpenError> {
+    if moving.memory == Memory::Host {
+        return Ok(None);
+    }
+    let count = cuda_devices()?.max(1);
+    let nth = member.rank % count;
+    Ok(Some(if member.side == Side::Sender { nth } else { count - 1 - nth }))
 }
 
 /// Opens the meeting, if that is this rank's to do: early, so that an address that is taken is noticed at once.

@@ -7,9 +7,9 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use crossbeam::channel::{self, Sender};
-use kvferry_layout::{Extent, PageTable};
+use kvferry_layout::{Extent, MemoryKind, PageTable};
 use kvferry_match::{BlockMap, Side};
-use kvferry_wire::{Context, ContextOptions, Region, Version, Worker};
+use kvferry_wire::{Context, ContextOptions, CudaOptions, Region, Version, Worker};
 
 use crate::card::Card;
 use crate::completion::Completion;
@@ -48,6 +48,19 @@ impl Engine {
     ///
     /// [`StartError`]; nothing is left behind.
     pub fn start(options: EngineOptions) -> Result<Self, StartError> {
+        Self::start_with(options, None)
+    }
+
+    /// As [`start`](Self::start), for pools in the memory of a GPU. The driver is opened at run time.
+    ///
+    /// # Errors
+    ///
+    /// [`StartError`]; nothing is left behind.
+    pub fn start_on_gpu(options: EngineOptions, gpu: CudaOptions) -> Result<Self, StartError> {
+        Self::start_with(options, Some(gpu))
+    }
+
+    fn start_with(options: EngineOptions, cuda: Option<CudaOptions>) -> Result<Self, StartError> {
         options.check()?;
         tracing::info!(?options, "an engine starts");
         let context = Context::open(&ContextOptions {
@@ -59,6 +72,7 @@ impl Engine {
             cpus: options.cpus.clone(),
             // The engine gives a write up first: then the peer is asked to agree, and cut off only if it does not.
             stall_deadline: options.patience + options.patience / 4,
+            cuda,
             ..ContextOptions::default()
         })?;
         let limits = Limits {
@@ -112,7 +126,8 @@ impl Engine {
         self.shared.worker().epoch()
     }
 
-    /// Allocates zeroed host memory for each pool of `table` and writes its address into the table.
+    /// Allocates zeroed memory for each pool of `table`, of the host or of the engine's GPU as the pool says, and writes its
+    /// address into the table.
     ///
     /// # Errors
     ///
@@ -123,7 +138,10 @@ impl Engine {
         for (index, pool) in table.pools.iter_mut().enumerate() {
             // `check` has made sure that the extent is a number; an absurd one is the allocation's error.
             let bytes = pool.extent_bytes().unwrap_or(u64::MAX);
-            let region = self.shared.context.allocate(bytes);
+            let region = match pool.memory {
+                MemoryKind::Host => self.shared.context.allocate(bytes),
+                MemoryKind::Cuda { .. } => self.shared.context.allocate_device(bytes),
+            };
             let region = region.map_err(|source| PublishError::Memory { pool: index, source })?;
             pool.base = region.base();
             regions.push(region);

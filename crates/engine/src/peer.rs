@@ -57,10 +57,20 @@ impl WirePeer {
     /// The plan in addresses: from `own` memory to the peer's. Plan and tables are those that the peer was connected with.
     pub(crate) fn parts(&mut self, own: &PageTable, regions: &[Region], plan: &Plan) -> Vec<Part> {
         let mut parts = Vec::new();
+        // Sections that differ only in their pools have one list of pairs, which stays one.
+        let mut last: Option<(*const kvferry_match::SlotPair, Arc<[SlotPair]>)> = None;
         for (section, pairs) in plan.sections().filter(|(_, pairs)| !pairs.is_empty()) {
             let (from, to) = (usize::from(section.source_pool.0), usize::from(section.destination_pool.0));
             let (local, remote) = (&own.pools[from], &self.card.table.pools[to]);
-            let pairs = pairs.iter().map(|pair| SlotPair { local: pair.source.0, remote: pair.destination.0 });
+            let pairs = match &last {
+                Some((first, list)) if *first == pairs.as_ptr() && list.len() == pairs.len() => list.clone(),
+                _ => {
+                    let pair =
+                        |pair: &kvferry_match::SlotPair| SlotPair { local: pair.source.0, remote: pair.destination.0 };
+                    let list: Arc<[SlotPair]> = pairs.iter().map(pair).collect();
+                    last.insert((pairs.as_ptr(), list)).1.clone()
+                }
+            };
             let place = Arc::as_ptr(&section.pieces).cast::<()>().addr();
             let (_, pieces) = self
                 .pieces
@@ -74,7 +84,7 @@ impl WirePeer {
                 remote_base: remote.base - self.card.regions[to].base,
                 remote_slot_stride: remote.slot_stride,
                 pieces: pieces.clone(),
-                pairs: pairs.collect(),
+                pairs,
             });
         }
         parts

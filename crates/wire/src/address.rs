@@ -31,6 +31,8 @@ pub(crate) struct WorkerCard {
     pub(crate) owner: OwnerId,
     pub(crate) ucx_address: Vec<u8>,
     pub(crate) inbox: Option<InboxCard>,
+    /// The same in GPU memory.
+    pub(crate) slab: Option<InboxCard>,
 }
 
 /// Where peers may write what the worker then scatters.
@@ -64,9 +66,9 @@ pub enum AddressError {
 }
 
 impl WorkerCard {
-    pub(crate) fn new(ucx: Version, ucx_address: Vec<u8>, inbox: Option<InboxCard>) -> Self {
+    pub(crate) fn new(ucx: Version, ucx_address: Vec<u8>, inbox: Option<InboxCard>, slab: Option<InboxCard>) -> Self {
         let owner = OwnerId::of_this_process();
-        Self { ucx: (ucx.major, ucx.minor, ucx.release), owner, ucx_address, inbox }
+        Self { ucx: (ucx.major, ucx.minor, ucx.release), owner, ucx_address, inbox, slab }
     }
 
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
@@ -114,7 +116,7 @@ mod tests {
     const NEW: Version = Version::new(1, 19, 0);
 
     fn card(ucx: Version) -> WorkerCard {
-        WorkerCard::new(ucx, vec![1, 2, 3], None)
+        WorkerCard::new(ucx, vec![1, 2, 3], None, None)
     }
 
     #[test]

@@ -10,7 +10,10 @@ use ucx_sys::Status;
 
 use crate::address::{InboxCard, WorkerCard};
 use crate::context::Context;
-use crate::endpoint::{EndpointId, KeyId};
+use crate::cuda::imported::NotImported;
+use crate::cuda::landing::PeerSlab;
+use crate::cuda::target::DeviceTarget;
+use crate::endpoint::{EndpointId, KeyId, RemoteRegion};
 use crate::error::{CommandError, PutError};
 use crate::frame::{self, Audience};
 use crate::inbox::message::{Body, ConnectionId, Message};
@@ -40,16 +43,27 @@ pub(crate) struct Connection {
     owner: OwnerId,
     /// Target regions that are mapped here.
     targets: BTreeMap<KeyId, Arc<Mapped>>,
+    /// Target regions as this side's GPU reaches them, or not.
+    device_targets: BTreeMap<KeyId, Result<DeviceTarget, NotImported>>,
     inbox: Option<PeerInbox>,
+    /// The peer's slab of GPU memory, if it is mapped here.
+    slab: Option<PeerSlab>,
     /// The peer's process, if it is on this host.
     pub(crate) process: Option<Process>,
     greeted: bool,
+}
+
+/// A region of a peer's, as far as it can be reached without UCX.
+pub(crate) enum Target {
+    Host(Option<Arc<Mapped>>, Option<Result<DeviceTarget, NotImported>>),
+    Device(Result<DeviceTarget, NotImported>),
 }
 
 /// The peer's worker as far as it is on this host.
 #[derive(Debug, Default)]
 pub(crate) struct Neighbour {
     pub(crate) inbox: Option<Arc<Mapped>>,
+    pub(crate) slab: Option<PeerSlab>,
     pub(crate) process: Option<Process>,
 }
 
@@ -79,9 +93,10 @@ impl Connection {
         let sound = |card: &InboxCard| {
             card.chunk_bytes > 0 && card.region.bytes > 0 && card.region.base.checked_add(card.region.bytes).is_some()
         };
-        let Neighbour { inbox: mapped, process } = neighbour;
+        let Neighbour { inbox: mapped, slab, process } = neighbour;
         let inbox = card.inbox.filter(sound).map(|card| PeerInbox { card, mapped, key_imported: false });
-        Ok(Self { raw, id, peer_epoch, owner: card.owner, targets: BTreeMap::new(), inbox, process, greeted: false })
+        let (owner, targets, device_targets) = (card.owner, BTreeMap::new(), BTreeMap::new());
+        Ok(Self { raw, id, peer_epoch, owner, targets, device_targets, inbox, slab, process, greeted: false })
     }
 
     /// [`Status::OK`] until UCX or, if `look`, the kernel says that the peer is gone.
@@ -96,17 +111,18 @@ impl Connection {
         self.process.as_ref()
     }
 
-    pub(crate) fn import(
-        &mut self,
-        key: KeyId,
-        card: &RegionCard,
-        target: Option<Arc<Mapped>>,
-    ) -> Result<(), CommandError> {
+    pub(crate) fn import(&mut self, key: KeyId, card: &RegionCard, target: Target) -> Result<(), CommandError> {
         if card.owner != self.owner {
             return Err(CommandError::Foreign { base: card.base, bytes: card.bytes });
         }
-        self.raw.import(key, &card.key).map_err(|source| CommandError::Key { source })?;
-        self.targets.extend(target.map(|target| (key, target)));
+        match target {
+            Target::Host(target, pinned) => {
+                self.raw.import(key, &card.key).map_err(|source| CommandError::Key { source })?;
+                self.targets.extend(target.map(|target| (key, target)));
+                self.device_targets.extend(pinned.map(|pinned| (key, pinned)));
+            }
+            Target::Device(target) => drop(self.device_targets.insert(key, target)),
+        }
         Ok(())
     }
 
@@ -115,15 +131,32 @@ impl Connection {
         work.remotes.iter().map(|remote| self.targets.get(&remote.key).cloned()).collect()
     }
 
+    /// The same for targets on a GPU; why not, if one of them is not.
+    pub(crate) fn device_targets(&self, work: &Work) -> Result<Vec<DeviceTarget>, NotImported> {
+        let target = |remote: &RemoteRegion| match self.device_targets.get(&remote.key) {
+            Some(target) => target.clone(),
+            None => Err(NotImported::NotOffered),
+        };
+        work.remotes.iter().map(target).collect()
+    }
+
     /// The first target that is known to be no longer registered.
     pub(crate) fn withdrawn(&self, work: &Work) -> Option<PutError> {
-        let given_up = |key: &KeyId| self.targets.get(key).is_some_and(|target| !target.is_offered());
+        let given_up = |key: &KeyId| {
+            let device = self.device_targets.get(key).and_then(|target| target.as_ref().ok());
+            self.targets.get(key).is_some_and(|target| !target.is_offered())
+                || device.is_some_and(|target| !target.is_offered())
+        };
         let remote = work.remotes.iter().find(|remote| given_up(&remote.key))?;
         Some(PutError::Withdrawn { base: remote.base(), bytes: remote.bytes() })
     }
 
     pub(crate) fn inbox(&self) -> Option<&InboxCard> {
         self.inbox.as_ref().map(|inbox| &inbox.card)
+    }
+
+    pub(crate) fn slab(&self) -> Option<&PeerSlab> {
+        self.slab.as_ref()
     }
 
     pub(crate) fn inbox_mapped(&self) -> Option<Arc<Mapped>> {
@@ -209,14 +242,20 @@ pub(crate) struct Leaving {
 }
 
 impl Leaving {
-    /// Whether it is time to cut the connection. A peer that does not answer is not waited for beyond a deadline.
-    pub(crate) fn is_over(&mut self, sender: &Sender<'_>) -> bool {
+    pub(crate) fn id(&self) -> EndpointId {
+        self.connection.id
+    }
+
+    /// Whether it is time to cut the connection. A peer that does not answer is not waited for beyond a deadline. While a GPU
+    /// is `copying` for it nothing is said yet.
+    pub(crate) fn is_over(&mut self, sender: &Sender<'_>, copying: bool) -> bool {
         let connection = &mut self.connection;
         if connection.raw.failure() != Status::OK || Instant::now() >= self.deadline {
             return true;
         }
         match self.settled.result() {
             None => false,
+            Some(_) if copying => false,
             Some(Status::OK) if connection.greeted && !self.said => {
                 self.said = true;
                 connection.say(sender, Body::Bye);

@@ -17,6 +17,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use ucx_sys::{Status, Ucx, Version};
 
+use crate::cuda::driver::CudaError;
+use crate::cuda::gpu::Gpu;
+use crate::cuda::memory::DeviceMemory;
 use crate::error::{OpenError, RegionError};
 use crate::memory::HostMemory;
 use crate::options::{ContextOptions, Pages};
@@ -38,6 +41,8 @@ struct Inner {
     workers: AtomicUsize,
     /// What peers may name as a target of bytes that this process scatters for them.
     regions: Mutex<BTreeMap<RegionId, WeakRegion>>,
+    /// The GPU, if the options ask for one.
+    gpu: Option<Arc<Gpu>>,
 }
 
 // SAFETY: the context is made with `mt_workers_shared`, so every call that takes it locks inside UCX.
@@ -68,6 +73,7 @@ impl Context {
     ///
     /// [`OpenError`]; nothing is left behind.
     pub fn open(options: &ContextOptions) -> Result<Self, OpenError> {
+        let gpu = options.cuda.as_ref().map(Gpu::open).transpose()?;
         let ucx = ucx_sys::load()?;
         let transports = options.transports.as_deref();
         if options.names_shared_memory() {
@@ -93,7 +99,7 @@ impl Context {
         match NonNull::new(raw) {
             Some(raw) if status == Status::OK => {
                 let (options, regions) = (options.clone(), Mutex::default());
-                Ok(Self { inner: Arc::new(Inner { ucx, raw, options, workers: AtomicUsize::new(0), regions }) })
+                Ok(Self { inner: Arc::new(Inner { ucx, raw, options, workers: AtomicUsize::new(0), regions, gpu }) })
             }
             _ if status == Status::ERR_NO_DEVICE => {
                 let given = || std::env::var("UCX_TLS").unwrap_or_else(|_| "all".to_owned());
@@ -158,6 +164,51 @@ impl Context {
         Region::register(self, memory)
     }
 
+    /// Allocates and registers `bytes` of memory of the context's GPU, zeroed. Peers on this host can map it, and what they
+    /// have mapped stays valid for them when this process dies.
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError`]: 0 bytes, no memory, or a context without a GPU.
+    pub fn allocate_device(&self, bytes: u64) -> Result<Region, RegionError> {
+        let gpu = self.gpu().ok_or(RegionError::NoGpu)?;
+        let memory = DeviceMemory::allocate(gpu, bytes)?;
+        Ok(Region::of_device(self, memory))
+    }
+
+    /// Registers `bytes` of memory of the context's GPU, from the device address `base` on, that the caller allocated,
+    /// however it did. `owner` is held until the registration is undone, which waits for the transfers that use it. Peers
+    /// cannot map the memory, but write it through this process's slab.
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError`]: 0 bytes, a range that wraps or is not of this GPU, or a context without a GPU.
+    ///
+    /// # Safety
+    ///
+    /// The whole range must be memory of the GPU and stay allocated while `owner` lives.
+    pub unsafe fn register_device(
+        &self,
+        base: u64,
+        bytes: u64,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Region, RegionError> {
+        let gpu = self.gpu().ok_or(RegionError::NoGpu)?;
+        // SAFETY: the caller's promise, passed on.
+        let memory = unsafe { DeviceMemory::borrow(gpu, base, bytes, owner) }?;
+        Ok(Region::of_device(self, memory))
+    }
+
+    /// What the context's GPU calls itself, and its free and total bytes; `None` without one.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError`]: the GPU's context is lost.
+    pub fn gpu_memory(&self) -> Result<Option<(String, u64, u64)>, CudaError> {
+        let memory = |gpu: &Arc<Gpu>| gpu.memory().map(|(free, total)| (gpu.name.clone(), free, total));
+        self.gpu().map(memory).transpose()
+    }
+
     /// Whether `region` was registered with this context. Another's is of no use here.
     #[must_use]
     pub fn owns(&self, region: &Region) -> bool {
@@ -186,6 +237,10 @@ impl Context {
     /// The region that a peer names, if it is registered.
     pub(crate) fn region(&self, id: RegionId) -> Option<Region> {
         self.inner.regions.lock().get(&id).and_then(WeakRegion::upgrade)
+    }
+
+    pub(crate) fn gpu(&self) -> Option<&Arc<Gpu>> {
+        self.inner.gpu.as_ref()
     }
 
     pub(crate) fn ucx(&self) -> &'static Ucx {

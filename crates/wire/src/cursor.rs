@@ -122,7 +122,7 @@ mod tests {
             local: span(),
             remote: span(),
             pieces: Arc::from(pieces),
-            pairs,
+            pairs: Arc::from(pairs),
         })
     }
 
@@ -130,7 +130,7 @@ mod tests {
     fn bytes_of(shapes: &[Shape]) -> Vec<(usize, u64, u64)> {
         let mut bytes = Vec::new();
         for (part, shape) in shapes.iter().enumerate() {
-            for pair in &shape.pairs {
+            for pair in shape.pairs.iter() {
                 for piece in shape.pieces.iter() {
                     for outer in 0..piece.dims[0].count {
                         for inner in 0..piece.dims[1].count {

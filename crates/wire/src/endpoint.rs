@@ -1,6 +1,6 @@
 //! Connections and imported memory, as callers name them.
 
-use crate::region::{RegionCard, RegionId};
+use crate::region::{MemoryKind, RegionCard, RegionId};
 
 /// One connection of one worker. Never reused: a peer that comes back gets another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -23,6 +23,7 @@ pub struct RemoteRegion {
     pub(crate) id: RegionId,
     base: u64,
     bytes: u64,
+    kind: MemoryKind,
 }
 
 /// An unpacked key of one worker.
@@ -32,8 +33,15 @@ pub(crate) struct KeyId(pub(crate) u64);
 impl RemoteRegion {
     /// `None` if the claimed range is empty or wraps: then no offset inside of it could be trusted.
     pub(crate) fn new(endpoint: EndpointId, key: KeyId, card: &RegionCard) -> Option<Self> {
-        let (base, bytes) = (card.base, card.bytes);
-        (bytes > 0 && base.checked_add(bytes).is_some()).then_some(Self { endpoint, key, id: card.id, base, bytes })
+        let (base, bytes, kind) = (card.base, card.bytes, card.kind());
+        let sound = bytes > 0 && base.checked_add(bytes).is_some();
+        sound.then_some(Self { endpoint, key, id: card.id, base, bytes, kind })
+    }
+
+    /// Where the memory is.
+    #[must_use]
+    pub fn kind(&self) -> MemoryKind {
+        self.kind
     }
 
     /// First address in the peer's address space.

@@ -6,6 +6,7 @@ use thiserror::Error;
 use ucx_sys::{LoadError, Status};
 
 use crate::address::AddressError;
+use crate::cuda::driver::{CudaError, CudaOpenError};
 use crate::inbox::message::Refusal;
 use crate::route::Route;
 
@@ -42,6 +43,9 @@ pub enum OpenError {
         /// UCX's reason.
         source: Status,
     },
+    /// The options ask for a GPU, and there is none that can be used. Mend the setup, or ask for none.
+    #[error("no GPU")]
+    Cuda(#[from] CudaOpenError),
     /// There is no memory for the inbox. Ask for a smaller one.
     #[error("cannot set up the inbox")]
     Inbox(#[from] RegionError),
@@ -85,6 +89,22 @@ pub enum RegionError {
         /// UCX's reason.
         source: Status,
     },
+    /// The context was opened without a GPU: set [`ContextOptions::cuda`](crate::ContextOptions::cuda).
+    #[error("the context has no GPU")]
+    NoGpu,
+    /// The range is not memory of the context's GPU.
+    #[error("{bytes} B at {base:#x} are not memory of CUDA device {device}")]
+    NotOfDevice {
+        /// First address.
+        base: u64,
+        /// Length.
+        bytes: u64,
+        /// The context's GPU.
+        device: u32,
+    },
+    /// The driver refused, for want of memory or because the GPU's context is lost.
+    #[error("the GPU refuses")]
+    Cuda(#[from] CudaError),
     /// The caller's range is wrong.
     #[error("{bytes} B at offset {offset} are outside a region of {region_bytes} B")]
     Outside {
@@ -256,6 +276,12 @@ pub enum PutError {
         /// The route.
         route: Route,
     },
+    /// The GPU did not copy, or not all. If its context is lost, so is every transfer of this process.
+    #[error("the GPU did not copy")]
+    Cuda {
+        /// The driver's reason.
+        source: CudaError,
+    },
     /// There is no memory to gather in. Nothing more is written.
     #[error("no memory to gather in")]
     NoMemory,
@@ -272,7 +298,7 @@ impl PutError {
     #[must_use]
     pub fn may_still_arrive(&self) -> bool {
         match self {
-            Self::Endpoint { .. } | Self::Put { .. } | Self::Flush { .. } => true,
+            Self::Endpoint { .. } | Self::Put { .. } | Self::Cuda { .. } | Self::Flush { .. } => true,
             Self::Cancelled
             | Self::Get { .. }
             | Self::Withdrawn { .. }

@@ -7,6 +7,7 @@ use ucx_sys::Status;
 
 use crate::connection::{Connection, Sender};
 use crate::context::Context;
+use crate::cuda::route::{Carriers, DeviceCarrier};
 use crate::direct::{Copiers, Direct};
 use crate::endpoint::EndpointId;
 use crate::error::PutError;
@@ -42,8 +43,17 @@ enum Carrier {
     Runs(Runs),
     Direct(Direct),
     Inbox(Filling),
+    Gpu(DeviceCarrier),
     /// Over before it began.
     Ended(Result<(), PutError>),
+}
+
+/// What a transfer may be carried by.
+pub(crate) struct Means<'a> {
+    pub(crate) context: &'a Context,
+    pub(crate) copiers: &'a Copiers,
+    /// The GPU's, if the context has one.
+    pub(crate) gpu: Option<&'a Carriers>,
 }
 
 impl InFlight {
@@ -52,14 +62,13 @@ impl InFlight {
         endpoint: EndpointId,
         transfer: TransferId,
         work: Work,
-        context: &Context,
-        copiers: &Copiers,
+        means: &Means<'_>,
         connection: Option<&mut Connection>,
         stream: StreamId,
     ) -> Self {
         let work = Arc::new(work);
         let (carrier, route) = match connection {
-            Some(connection) => choose(&work, context, copiers, connection, stream),
+            Some(connection) => choose(&work, means, connection, stream),
             // `step` says why it is gone.
             None => (Carrier::Ended(Ok(())), (Route::Runs, RouteReason::Empty)),
         };
@@ -77,6 +86,7 @@ impl InFlight {
         match &mut self.carrier {
             Carrier::Runs(runs) => runs.stop(),
             Carrier::Inbox(filling) => filling.stop(PutError::Cancelled),
+            Carrier::Gpu(carrier) => carrier.stop(PutError::Cancelled),
             Carrier::Direct(_) | Carrier::Ended(_) => {}
         }
     }
@@ -86,6 +96,7 @@ impl InFlight {
             Carrier::Runs(runs) => runs.moved_bytes(),
             Carrier::Direct(direct) => direct.moved_bytes(),
             Carrier::Inbox(filling) => filling.moved_bytes(),
+            Carrier::Gpu(carrier) => carrier.moved_bytes(),
             Carrier::Ended(_) => 0,
         }
     }
@@ -94,14 +105,23 @@ impl InFlight {
         match &self.carrier {
             Carrier::Runs(runs) => runs.outstanding(),
             Carrier::Inbox(filling) => filling.outstanding(),
-            Carrier::Direct(_) | Carrier::Ended(_) => 0,
+            Carrier::Direct(_) | Carrier::Gpu(_) | Carrier::Ended(_) => 0,
+        }
+    }
+
+    /// Whether a GPU copies for the transfer.
+    pub(crate) fn is_on_gpu(&mut self) -> bool {
+        match &mut self.carrier {
+            Carrier::Gpu(carrier) => carrier.outstanding() > 0,
+            _ => false,
         }
     }
 
     /// What has to end by itself before a transfer that is cut off is over.
-    fn lingering(&self) -> u64 {
-        match &self.carrier {
+    fn lingering(&mut self) -> u64 {
+        match &mut self.carrier {
             Carrier::Direct(direct) => direct.abandon(),
+            Carrier::Gpu(carrier) => carrier.outstanding(),
             _ => self.outstanding(),
         }
     }
@@ -129,6 +149,7 @@ impl InFlight {
     pub(crate) fn stream(&self) -> Option<StreamId> {
         match &self.carrier {
             Carrier::Inbox(filling) => Some(filling.stream()),
+            Carrier::Gpu(carrier) => carrier.stream(),
             _ => None,
         }
     }
@@ -137,11 +158,17 @@ impl InFlight {
         if let Carrier::Inbox(filling) = &mut self.carrier {
             filling.granted(before, chunks);
         }
+        if let Carrier::Gpu(carrier) = &mut self.carrier {
+            carrier.granted(before, chunks);
+        }
     }
 
     pub(crate) fn landed(&mut self) {
         if let Carrier::Inbox(filling) = &mut self.carrier {
             filling.landed();
+        }
+        if let Carrier::Gpu(carrier) = &mut self.carrier {
+            carrier.landed();
         }
     }
 
@@ -149,11 +176,17 @@ impl InFlight {
         if let Carrier::Inbox(filling) = &mut self.carrier {
             filling.dropped();
         }
+        if let Carrier::Gpu(carrier) = &mut self.carrier {
+            carrier.dropped();
+        }
     }
 
     pub(crate) fn refused(&mut self, refusal: Refusal) {
         if let Carrier::Inbox(filling) = &mut self.carrier {
             filling.refused(refusal, &self.work);
+        }
+        if let Carrier::Gpu(carrier) = &mut self.carrier {
+            carrier.refused(refusal);
         }
     }
 
@@ -177,6 +210,11 @@ impl InFlight {
         {
             filling.release(outbox);
         }
+        if ended.is_some()
+            && let Carrier::Gpu(carrier) = &mut self.carrier
+        {
+            carrier.release(outbox);
+        }
         let (route, reason) = self.route;
         let (bytes, runs, elapsed) = (self.work.size.bytes, self.work.size.runs, self.started.elapsed());
         ended.map(|result| result.map(|()| TransferStats { bytes, runs, elapsed, route, reason }))
@@ -198,6 +236,7 @@ impl InFlight {
                     source => Err(PutError::Endpoint { source }),
                 })
             }
+            Carrier::Gpu(carrier) => carrier.step(connection, context, sender, outbox),
             Carrier::Ended(result) => Some(*result),
             Carrier::Inbox(filling) => {
                 let Some(inbox) = connection.inbox().cloned() else {
@@ -218,11 +257,15 @@ impl InFlight {
 
 fn choose(
     work: &Arc<Work>,
-    context: &Context,
-    copiers: &Copiers,
+    means: &Means<'_>,
     connection: &mut Connection,
     stream: StreamId,
 ) -> (Carrier, (Route, RouteReason)) {
+    let Means { context, copiers, .. } = *means;
+    if work.uses_gpu() {
+        let (carrier, route) = DeviceCarrier::choose(work, context, means.gpu, connection, stream);
+        return (carrier.map_or_else(Carrier::Ended, Carrier::Gpu), route);
+    }
     let facts = connection.facts(context, work);
     let unavailable = |route| (Carrier::Ended(Err(PutError::RouteUnavailable { route })), (route, RouteReason::Forced));
     let (route, reason) = match route::choose(&facts) {

@@ -8,6 +8,7 @@
 //! - Completed means visible: see [`Event::TransferDone`].
 //! - Every local and remote range is checked before anything is posted, on every transport: over tcp and cma a peer's key
 //!   protects nothing (read and measured in UCX 1.22).
+//! - GPU memory is moved by one kernel a transfer, whatever the number of its pieces: see [`CudaOptions`].
 //! - Peer error handling is always on: a peer that dies is an [`Event::EndpointFailed`].
 #![deny(unsafe_code)]
 
@@ -15,6 +16,7 @@ mod address;
 mod connection;
 mod context;
 mod copy;
+mod cuda;
 mod cursor;
 mod delivery;
 mod direct;
@@ -43,6 +45,9 @@ mod worker;
 
 pub use address::{AddressError, keys_agree};
 pub use context::Context;
+pub use cuda::driver::{CudaCode, CudaError, CudaOpenError, cuda_devices};
+pub use cuda::event::CudaEvent;
+pub use cuda::options::CudaOptions;
 pub use endpoint::{EndpointId, Lane, RemoteRegion};
 pub use error::{CommandError, OpenError, PutError, RegionError, TransferError};
 pub use event::{Event, TransferId, TransferStats};
@@ -51,7 +56,7 @@ pub use inbox::message::Refusal;
 pub use list::{List, ListError, Run};
 pub use options::{ContextOptions, Pages};
 pub use pieces::{Dim, Piece, SlotPair};
-pub use region::{Region, RegionCard};
+pub use region::{MemoryKind, Region, RegionCard};
 pub use report::{Finding, Report, RouteTrial, TrialError, UcxFound, report};
 pub use route::{Route, RouteReason};
 pub use transfer::Part;

@@ -165,7 +165,7 @@ impl List {
                     remote_base: base.1,
                     remote_slot_stride: stride.1,
                     pieces: Arc::new([Piece { local_offset: 0, remote_offset: 0, run_bytes: bytes, dims }]),
-                    pairs,
+                    pairs: pairs.into(),
                 });
             }
         }

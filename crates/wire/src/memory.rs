@@ -9,12 +9,15 @@
 use std::any::Any;
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::RwLock;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use crate::copy::{self, Stores};
+use crate::cuda::driver::{CudaError, DeviceAddress};
+use crate::cuda::gpu::Gpu;
+use crate::cuda::pinned::Pinned;
 use crate::error::RegionError;
 use crate::options::Pages;
 use crate::share::{Share, ShareCard};
@@ -24,6 +27,8 @@ use crate::share::{Share, ShareCard};
 pub(crate) struct HostMemory {
     base: NonNull<u8>,
     bytes: usize,
+    /// The memory as a GPU of this process has it, once one has asked.
+    pinned: OnceLock<Result<Pinned, CudaError>>, // before the owner, who unmaps
     owner: Owner,
     /// Orders this process's own copies. What a peer writes is ordered by the engine's messages, not by this.
     copies: RwLock<()>,
@@ -51,7 +56,7 @@ impl HostMemory {
     pub(crate) fn allocate(bytes: u64, pages: Pages) -> Result<Self, RegionError> {
         let length = length(bytes)?;
         if let Some(share) = Share::create(length, pages) {
-            return Ok(Self { base: share.base(), bytes: length, owner: Owner::Share(share), copies: RwLock::new(()) });
+            return Ok(Self::of(share.base(), length, Owner::Share(share)));
         }
         if pages == Pages::Huge {
             return Err(RegionError::HugePages { bytes });
@@ -60,7 +65,18 @@ impl HostMemory {
         let mapping =
             unsafe { mmap_anonymous(ptr::null_mut(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) };
         let base = mapping.ok().and_then(|base| NonNull::new(base.cast())).ok_or(RegionError::Allocation { bytes })?;
-        Ok(Self { base, bytes: length, owner: Owner::Mapping, copies: RwLock::new(()) })
+        Ok(Self::of(base, length, Owner::Mapping))
+    }
+
+    fn of(base: NonNull<u8>, bytes: usize, owner: Owner) -> Self {
+        Self { base, bytes, pinned: OnceLock::new(), owner, copies: RwLock::new(()) }
+    }
+
+    /// The address by which the GPU reads and writes the memory. Locks it the first time, which takes its time.
+    pub(crate) fn pin(&self, gpu: &Arc<Gpu>) -> Result<DeviceAddress, CudaError> {
+        // SAFETY: the memory stays mapped while `self` lives, and is given back before it is unmapped.
+        let pinned = self.pinned.get_or_init(|| unsafe { Pinned::new(gpu, self.base.cast(), self.bytes) });
+        pinned.as_ref().map(Pinned::address).map_err(|error| *error)
     }
 
     /// Names memory of the caller's.
@@ -77,7 +93,7 @@ impl HostMemory {
         if base.addr().get().checked_add(length).is_none() {
             return Err(RegionError::Allocation { bytes });
         }
-        Ok(Self { base, bytes: length, owner: Owner::Caller { _owner: owner }, copies: RwLock::new(()) })
+        Ok(Self::of(base, length, Owner::Caller { _owner: owner }))
     }
 
     /// How peers on this host find the memory, if they can.
@@ -134,6 +150,7 @@ impl HostMemory {
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
+        drop(self.pinned.take());
         if let Owner::Mapping = self.owner {
             // SAFETY: `base` and `bytes` are the mapping made in `allocate`; the registration that named it is gone, because
             // `Region` unregisters before it drops its memory.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::cuda::options::CudaOptions;
 use crate::route::Route;
 
 /// Transports of UCX that move data through memory which both processes map.
@@ -43,6 +44,11 @@ pub struct ContextOptions {
     pub populate: bool,
     /// A transfer of which nothing moves for so long has failed, and its endpoint with it.
     pub stall_deadline: Duration,
+    /// How long the progress thread looks on for more before it sleeps. An answer on one host comes sooner than a sleeper wakes,
+    /// which takes up to 100 us; a process with a core to spare does well to look on for milliseconds.
+    pub linger: Duration,
+    /// The GPU whose memory may be allocated and registered; `None` leaves CUDA alone. The driver is opened at run time.
+    pub cuda: Option<CudaOptions>,
 }
 
 impl Default for ContextOptions {
@@ -56,6 +62,8 @@ impl Default for ContextOptions {
             cpus: Vec::new(),
             populate: true,
             stall_deadline: Duration::from_secs(30),
+            linger: Duration::from_micros(50),
+            cuda: None,
         }
     }
 }

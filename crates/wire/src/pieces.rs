@@ -105,12 +105,33 @@ pub(crate) struct Shape {
     pub(crate) local: Span,
     pub(crate) remote: Span,
     pub(crate) pieces: Arc<[Piece]>,
-    pub(crate) pairs: Vec<SlotPair>,
+    pub(crate) pairs: Arc<[SlotPair]>,
+}
+
+/// The highest slot of each side.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct HighestSlots {
+    local: u32,
+    remote: u32,
+}
+
+impl HighestSlots {
+    pub(crate) fn of(pairs: &[SlotPair]) -> Self {
+        pairs.iter().fold(Self::default(), |highest, pair| Self {
+            local: highest.local.max(pair.local),
+            remote: highest.remote.max(pair.remote),
+        })
+    }
 }
 
 impl Shape {
     /// Checks every run against both regions, in time of pieces plus pairs. `part` is named in errors.
     pub(crate) fn check(&self, part: usize) -> Result<Size, TransferError> {
+        self.check_with(part, HighestSlots::of(&self.pairs))
+    }
+
+    /// As [`check`](Self::check), in time of pieces, for pairs whose `highest` slots are known.
+    pub(crate) fn check_with(&self, part: usize, highest: HighestSlots) -> Result<Size, TransferError> {
         let (mut local_end, mut remote_end) = (0, 0);
         let mut one = Size::default();
         for (piece, shape) in self.pieces.iter().enumerate() {
@@ -123,7 +144,9 @@ impl Shape {
             let size = runs.checked_mul(shape.run_bytes).and_then(|bytes| one.checked_add(Size { bytes, runs }));
             one = size.ok_or(TransferError::TooLarge { part })?;
         }
-        for (pair, slots) in self.pairs.iter().enumerate() {
+        let inside = self.local.contains(highest.local, local_end) && self.remote.contains(highest.remote, remote_end);
+        // Looked at one by one only to name the first that is not.
+        for (pair, slots) in self.pairs.iter().enumerate().filter(|_| !inside) {
             if !self.local.contains(slots.local, local_end) {
                 let (slot, region_bytes) = (slots.local, self.local.region_bytes);
                 return Err(TransferError::OutsideLocal { part, pair, slot, region_bytes });
@@ -154,7 +177,7 @@ mod tests {
             local: Span { base: 10, slot_stride: 100, region_bytes: bytes.0 },
             remote: Span { base: 0, slot_stride: 200, region_bytes: bytes.1 },
             pieces: Arc::new([piece]),
-            pairs: vec![SlotPair { local: pair.0, remote: pair.1 }],
+            pairs: Arc::new([SlotPair { local: pair.0, remote: pair.1 }]),
         };
         shape.check(0)
     }

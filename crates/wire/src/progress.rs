@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,8 +15,10 @@ use rustix::thread::CpuSet;
 use ucx_sys::Status;
 
 use crate::address::WorkerCard;
-use crate::connection::{Closed, Connection, Leaving, Neighbour, Sender};
+use crate::connection::{Closed, Connection, Leaving, Neighbour, Sender, Target};
 use crate::context::Context;
+use crate::cuda::driver::CudaOpenError;
+use crate::cuda::route::Carriers;
 use crate::direct::Copiers;
 use crate::endpoint::{EndpointId, KeyId, Lane};
 use crate::error::{CommandError, OpenError};
@@ -24,13 +27,12 @@ use crate::frame::{self, Audience, Frame, FrameError};
 use crate::inbox::message::{Body, Message, StreamId};
 use crate::inbox::outbox::Outbox;
 use crate::inbox::target::Peer;
-use crate::inflight::InFlight;
+use crate::inflight::{InFlight, Means};
 use crate::listener::Listener;
 use crate::process::Process;
 use crate::raw::{Closing, Inbound, RawWorker};
 use crate::region::RegionCard;
 use crate::service::Service;
-use crate::share::Mapped;
 use crate::transfer::Work;
 
 /// Commands taken between two looks at UCX.
@@ -41,9 +43,6 @@ const PROGRESS_PER_TURN: usize = 64;
 
 /// Events that may wait for the owner before no more messages are taken from UCX.
 const EVENTS_MAX: usize = 1 << 10;
-
-/// How long the thread looks on for more before it sleeps: an answer on one host comes sooner than a sleeper wakes.
-const LINGER: Duration = Duration::from_micros(50);
 
 /// Between two times that a busy thread asks the kernel whether its peers live. A sleeping one is woken.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
@@ -58,7 +57,7 @@ const STOP_DEADLINE: Duration = Duration::from_secs(1);
 pub(crate) enum Command {
     Connect {
         endpoint: EndpointId,
-        card: WorkerCard,
+        card: Box<WorkerCard>,
         neighbour: Neighbour,
         peer_epoch: u64,
         reply: Channel<Result<(), CommandError>>,
@@ -67,7 +66,7 @@ pub(crate) enum Command {
         endpoint: EndpointId,
         key: KeyId,
         card: RegionCard,
-        target: Option<Arc<Mapped>>,
+        target: Target,
         reply: Channel<Result<(), CommandError>>,
     },
     Send {
@@ -108,11 +107,16 @@ pub(crate) struct Links {
     pub(crate) commands: Receiver<Command>,
     pub(crate) listener: Listener,
     pub(crate) wake: Arc<OwnedFd>,
+    pub(crate) asleep: Arc<AtomicBool>,
 }
 
-/// Wakes the thread, if it sleeps. A full counter means that it is being woken already.
-pub(crate) fn wake(fd: &OwnedFd) {
-    let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+/// Wakes the thread for a command that has been queued, if it sleeps: the system call is dear to a transfer of microseconds. A
+/// full counter means that it is being woken already.
+pub(crate) fn wake(fd: &OwnedFd, asleep: &AtomicBool) {
+    fence(Ordering::SeqCst); // pairs with that of `serve`
+    if asleep.load(Ordering::Relaxed) {
+        let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+    }
 }
 
 /// The body of the thread. Says through `started` how the start went.
@@ -150,6 +154,7 @@ struct Progress {
     next_stream: u64,
     outbox: Outbox,
     copiers: Copiers,
+    gpu: Option<Carriers>,
     service: Service,
     inbound: VecDeque<Inbound>,
     /// Frames that UCX has accepted and not sent.
@@ -169,8 +174,10 @@ impl Progress {
         }
         let worker = RawWorker::create(context.clone())?;
         worker.event_fd()?; // refused here rather than at the first sleep
-        let service = Service::new(&context, &worker)?;
-        let address = WorkerCard::new(context.ucx_version(), worker.address()?, service.inbox_card()).to_bytes();
+        let gpu = context.gpu().map(Carriers::start).transpose().map_err(CudaOpenError::from)?;
+        let service = Service::new(&context, &worker, gpu.as_ref().map(Carriers::incoming))?;
+        let (inbox, slab) = (service.inbox_card(), service.slab_card());
+        let address = WorkerCard::new(context.ucx_version(), worker.address()?, inbox, slab).to_bytes();
         let progress = Self {
             context,
             epoch,
@@ -184,6 +191,7 @@ impl Progress {
             next_stream: 0,
             outbox: Outbox::default(),
             copiers,
+            gpu,
             service,
             inbound: VecDeque::new(),
             unsent: Rc::new(Cell::new(0)),
@@ -199,10 +207,15 @@ impl Progress {
         while self.running {
             if self.turn() {
                 active = Instant::now();
-            } else if !self.is_idle() || active.elapsed() < LINGER {
+            } else if !self.is_idle() || active.elapsed() < self.context.options().linger {
                 thread::yield_now(); // the other end may share this core
             } else if self.links.listener.backlog() < EVENTS_MAX && self.worker.arm() {
-                self.sleep();
+                self.links.asleep.store(true, Ordering::Relaxed);
+                fence(Ordering::SeqCst); // pairs with that of `wake`: either the command is seen here, or the sleeper there
+                if self.links.commands.is_empty() {
+                    self.sleep();
+                }
+                self.links.asleep.store(false, Ordering::Relaxed);
             }
         }
     }
@@ -210,7 +223,10 @@ impl Progress {
     /// Nothing is in flight, so nothing is lost by sleeping until UCX or a caller has something.
     fn is_idle(&self) -> bool {
         let gone = self.leaving.is_empty() && self.closing.is_empty();
-        gone && self.transfers.is_empty() && self.inbound.is_empty() && self.unsent.get() == 0
+        gone && !self.service.is_scattering()
+            && self.transfers.is_empty()
+            && self.inbound.is_empty()
+            && self.unsent.get() == 0
     }
 
     /// Does a bounded amount of everything. Returns whether anything moved.
@@ -244,7 +260,7 @@ impl Progress {
         let sender = Sender { epoch: self.epoch, address: &self.address, unsent: &self.unsent };
         match command {
             Command::Connect { endpoint, card, neighbour, peer_epoch, reply } => {
-                let opened = Connection::open(&self.worker, endpoint, card, neighbour, peer_epoch);
+                let opened = Connection::open(&self.worker, endpoint, *card, neighbour, peer_epoch);
                 let connected = opened.map(|connection| {
                     self.connections.insert(endpoint, connection);
                 });
@@ -266,8 +282,8 @@ impl Progress {
                 let stream = StreamId(self.next_stream);
                 self.next_stream += 1;
                 let connection = self.connections.get_mut(&endpoint);
-                let transfer =
-                    InFlight::new(endpoint, transfer, work, &self.context, &self.copiers, connection, stream);
+                let means = Means { context: &self.context, copiers: &self.copiers, gpu: self.gpu.as_ref() };
+                let transfer = InFlight::new(endpoint, transfer, work, &means, connection, stream);
                 self.transfers.push((transfer, notice));
             }
             Command::Cancel { transfer } => {
@@ -432,7 +448,13 @@ impl Progress {
     /// Cuts the connections that have been left in good order, or have taken too long.
     fn cut_left(&mut self) {
         let sender = Sender { epoch: self.epoch, address: &self.address, unsent: &self.unsent };
-        let over: Vec<Leaving> = self.leaving.extract_if(.., |leaving| leaving.is_over(&sender)).collect();
+        let transfers = &mut self.transfers;
+        let is_over = |leaving: &mut Leaving| {
+            let id = leaving.id();
+            let copying = transfers.iter_mut().any(|(transfer, _)| transfer.endpoint == id && transfer.is_on_gpu());
+            leaving.is_over(&sender, copying)
+        };
+        let over: Vec<Leaving> = self.leaving.extract_if(.., is_over).collect();
         self.closing.extend(over.into_iter().map(Leaving::cut));
     }
 

@@ -15,11 +15,15 @@ use ucx_sys::Status;
 
 use crate::context::Context;
 use crate::copy::Window;
+use crate::cuda::card::DeviceCard;
+use crate::cuda::driver::{CudaError, DeviceAddress};
+use crate::cuda::gpu::Gpu;
+use crate::cuda::memory::DeviceMemory;
 use crate::error::RegionError;
 use crate::memory::HostMemory;
 use crate::share::ShareCard;
 
-/// Registered host memory. Cheap to clone; the registration is undone when the last clone is gone, and transfers in
+/// Registered memory, of the host or of a GPU. Cheap to clone; the registration is undone when the last clone is gone, and transfers in
 /// flight hold one.
 #[derive(Clone, Debug)]
 pub struct Region {
@@ -41,6 +45,26 @@ pub struct RegionCard {
     pub(crate) id: RegionId,
     /// Where a peer on the same host finds the memory, if it can be mapped.
     pub(crate) share: Option<ShareCard>,
+    /// Set for GPU memory, which has no key.
+    pub(crate) device: Option<Box<DeviceCard>>,
+}
+
+impl RegionCard {
+    /// Where the memory is.
+    #[must_use]
+    pub fn kind(&self) -> MemoryKind {
+        if self.device.is_some() { MemoryKind::Cuda } else { MemoryKind::Host }
+    }
+}
+
+/// Where memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MemoryKind {
+    /// The host's.
+    Host,
+    /// A GPU's. Its addresses mean nothing on the host.
+    Cuda,
 }
 
 /// The name of a registration in its process. Never used again.
@@ -90,9 +114,19 @@ impl WeakRegion {
 struct Registration {
     context: Context,
     id: RegionId,
-    raw: NonNull<ucx_sys::ucp_mem>,
-    key: Vec<u8>,
-    memory: HostMemory, // after `Drop` has undone the registration
+    memory: Memory, // after `Drop` has undone the registration
+}
+
+/// What is registered.
+#[derive(Debug)]
+enum Memory {
+    Host {
+        memory: HostMemory,
+        raw: NonNull<ucx_sys::ucp_mem>,
+        key: Vec<u8>,
+    },
+    /// UCX does not know of it: what moves is moved by kernels, straight or through host memory.
+    Device(DeviceMemory),
 }
 
 // SAFETY: `raw` is used with the context's own lock (see `Context`), and handed to `ucp_put_nbx` of any worker of that context,
@@ -126,36 +160,57 @@ impl Region {
             let _ = unsafe { context.ucx().ucp_mem_unmap(context.raw(), raw.as_ptr()) };
             failed(status)
         })?;
-        let id = RegionId::next();
-        let inner = Arc::new(Registration { context: context.clone(), id, raw, key, memory });
-        context.add_region(id, WeakRegion(Arc::downgrade(&inner)));
-        Ok(Self { inner })
+        Ok(Self::enter(context, Memory::Host { memory, raw, key }))
     }
 
-    /// First address.
+    pub(crate) fn of_device(context: &Context, memory: DeviceMemory) -> Self {
+        Self::enter(context, Memory::Device(memory))
+    }
+
+    fn enter(context: &Context, memory: Memory) -> Self {
+        let id = RegionId::next();
+        let inner = Arc::new(Registration { context: context.clone(), id, memory });
+        context.add_region(id, WeakRegion(Arc::downgrade(&inner)));
+        Self { inner }
+    }
+
+    /// Where the memory is.
+    #[must_use]
+    pub fn kind(&self) -> MemoryKind {
+        match &self.inner.memory {
+            Memory::Host { .. } => MemoryKind::Host,
+            Memory::Device(_) => MemoryKind::Cuda,
+        }
+    }
+
+    /// First address: of the host, or of the GPU.
     #[must_use]
     pub fn base(&self) -> u64 {
-        self.inner.memory.base().addr() as u64
+        match &self.inner.memory {
+            Memory::Host { memory, .. } => memory.base().addr() as u64,
+            Memory::Device(memory) => memory.base(),
+        }
     }
 
     /// Length, at least 1.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.inner.memory.bytes() as u64
+        match &self.inner.memory {
+            Memory::Host { memory, .. } => memory.bytes() as u64,
+            Memory::Device(memory) => memory.bytes(),
+        }
     }
 
     /// What a peer needs to write here.
     #[must_use]
     pub fn card(&self) -> RegionCard {
-        let Registration { id, key, memory, .. } = &*self.inner;
-        RegionCard {
-            base: self.base(),
-            bytes: self.bytes(),
-            key: key.clone(),
-            owner: OwnerId::of_this_process(),
-            id: *id,
-            share: memory.share(),
-        }
+        let Registration { id, memory, .. } = &*self.inner;
+        let (key, share, device) = match memory {
+            Memory::Host { memory, key, .. } => (key.clone(), memory.share(), None),
+            Memory::Device(memory) => (Vec::new(), None, Some(Box::new(memory.card()))),
+        };
+        let (base, bytes, owner) = (self.base(), self.bytes(), OwnerId::of_this_process());
+        RegionCard { base, bytes, key, owner, id: *id, share, device }
     }
 
     /// Copies `from` into the region, `offset` bytes from its start. Does not wait for transfers: writing what one of them
@@ -163,43 +218,69 @@ impl Region {
     ///
     /// # Errors
     ///
-    /// [`RegionError::Outside`]; nothing is written.
+    /// [`RegionError::Outside`]; nothing is written. [`RegionError::Cuda`]: what is there now is unknown.
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), RegionError> {
-        self.inner.memory.write(offset, from)
+        match &self.inner.memory {
+            Memory::Host { memory, .. } => memory.write(offset, from),
+            Memory::Device(memory) => memory.write(offset, from),
+        }
     }
 
     /// Fills `to` from the region, `offset` bytes from its start. Does not wait for transfers.
     ///
     /// # Errors
     ///
-    /// [`RegionError::Outside`]; `to` is unchanged.
+    /// [`RegionError::Outside`]; `to` is unchanged. [`RegionError::Cuda`]: what is in `to` is unknown.
     pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<(), RegionError> {
-        self.inner.memory.read(offset, to)
+        match &self.inner.memory {
+            Memory::Host { memory, .. } => memory.read(offset, to),
+            Memory::Device(memory) => memory.read(offset, to),
+        }
     }
 
     pub(crate) fn context(&self) -> &Context {
         &self.inner.context
     }
 
+    /// UCX's registration; null for GPU memory, which UCX is never told to read.
     pub(crate) fn raw(&self) -> ucx_sys::ucp_mem_h {
-        self.inner.raw.as_ptr()
+        match &self.inner.memory {
+            Memory::Host { raw, .. } => raw.as_ptr(),
+            Memory::Device(_) => ptr::null_mut(),
+        }
+    }
+
+    /// The address by which the GPU reads and writes the memory. Host memory is locked the first time.
+    pub(crate) fn device_address(&self, gpu: &Arc<Gpu>) -> Result<DeviceAddress, CudaError> {
+        match &self.inner.memory {
+            Memory::Host { memory, .. } => memory.pin(gpu),
+            Memory::Device(memory) => Ok(memory.base()),
+        }
     }
 
     pub(crate) fn contains(&self, offset: u64, bytes: u64) -> bool {
         offset.checked_add(bytes).is_some_and(|end| end <= self.bytes())
     }
 
-    /// The memory, for copies.
+    /// The memory, for copies by the host. Empty for GPU memory: nothing is inside of it then.
     pub(crate) fn window(&self) -> Window<'_> {
-        let base = NonNull::new(self.inner.memory.base().cast()).expect("memory is not at address 0");
+        let (base, bytes) = match &self.inner.memory {
+            Memory::Host { memory, .. } => {
+                (NonNull::new(memory.base().cast()).expect("memory is not at address 0"), memory.bytes())
+            }
+            Memory::Device(_) => (NonNull::dangling(), 0),
+        };
         // SAFETY: the memory stays mapped while the region lives.
-        unsafe { Window::new(base, self.inner.memory.bytes()) }
+        unsafe { Window::new(base, bytes) }
     }
 
-    /// Address of byte `offset`. The caller keeps it inside the region.
+    /// Address of byte `offset` of host memory. The caller keeps it inside the region.
     pub(crate) fn address(&self, offset: u64) -> *mut u8 {
         let offset = usize::try_from(offset).expect("inside a region, whose length is a usize");
-        self.inner.memory.base().cast::<u8>().wrapping_add(offset)
+        match &self.inner.memory {
+            Memory::Host { memory, .. } => memory.base().cast::<u8>().wrapping_add(offset),
+            Memory::Device(_) => ptr::null_mut(),
+        }
     }
 }
 
@@ -220,11 +301,15 @@ fn pack(context: &Context, raw: NonNull<ucx_sys::ucp_mem>) -> Result<Vec<u8>, St
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        self.memory.withdraw();
+        match &self.memory {
+            Memory::Host { memory, .. } => memory.withdraw(),
+            Memory::Device(memory) => memory.withdraw(),
+        }
         self.context.remove_region(self.id);
+        let Memory::Host { raw, .. } = &self.memory else { return };
         // SAFETY: `raw` came from `ucp_mem_map` with this context and is released only here; a transfer that uses it holds
         // a clone of the region.
-        let status = unsafe { self.context.ucx().ucp_mem_unmap(self.context.raw(), self.raw.as_ptr()) };
+        let status = unsafe { self.context.ucx().ucp_mem_unmap(self.context.raw(), raw.as_ptr()) };
         if status != Status::OK {
             tracing::warn!(%status, "UCX did not undo a registration");
         }

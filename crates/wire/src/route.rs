@@ -43,6 +43,16 @@ pub enum RouteReason {
     FewRuns,
     /// The peer has no inbox.
     NoInbox,
+    /// Between GPUs of one host: the peer's own memory is written by the peer alone.
+    GpusOfOneHost,
+    /// Two processes on one GPU take turns on it, for milliseconds each: what needs only one of them is best.
+    SameGpu,
+    /// The peer's GPU memory, or its slab, is not mapped here: it is on another host or offers none.
+    GpuNotMapped,
+    /// The driver refuses to map the peer's GPU memory: no access between the two GPUs, as a rule.
+    GpuRefused,
+    /// This side has no GPU.
+    NoGpu,
     /// The bytes are pulled from memory that is not mapped here: each run is read.
     Pulled,
     /// This UCX may emulate puts, and one that dies amid emulated puts takes its target with it.
@@ -72,6 +82,11 @@ impl fmt::Display for RouteReason {
             Self::LongRunsOverNetwork => "long runs over a network",
             Self::FewRuns => "few runs",
             Self::NoInbox => "the peer has no inbox",
+            Self::GpusOfOneHost => "GPUs of one host",
+            Self::SameGpu => "the same GPU",
+            Self::GpuNotMapped => "the peer's GPU memory is not mapped here",
+            Self::GpuRefused => "the driver refuses to map the peer's GPU memory",
+            Self::NoGpu => "this side has no GPU",
             Self::Pulled => "a pull of memory that is not mapped here",
             Self::PutsEmulated => "this UCX may emulate puts",
         })

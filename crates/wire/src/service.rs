@@ -2,6 +2,7 @@
 //!
 //! Answers do not take the caller's endpoints: those come and go as the caller likes, and there need not be one.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -10,8 +11,9 @@ use ucx_sys::Status;
 use crate::address::{InboxCard, WorkerCard};
 use crate::connection::{self, Sender};
 use crate::context::Context;
+use crate::cuda::queue::Queue;
 use crate::error::RegionError;
-use crate::inbox::message::{Body, Message};
+use crate::inbox::message::{Body, Message, Refusal};
 use crate::inbox::target::{Inbox, Peer, Reply};
 use crate::raw::{RawEndpoint, RawWorker};
 
@@ -19,17 +21,28 @@ pub(crate) struct Service {
     context: Context,
     /// `None` if the options leave no room for one: then peers have nothing to describe transfers for.
     inbox: Option<Inbox>,
+    /// The same in GPU memory.
+    slab: Option<Inbox>,
+    /// What the GPU scatters with, if there is one.
+    gpu: Option<Rc<RefCell<Queue>>>,
     answers: BTreeMap<Peer, RawEndpoint>,
     replies: Vec<Reply>,
     worker: Rc<RawWorker>, // last: the endpoints are its
 }
 
 impl Service {
-    pub(crate) fn new(context: &Context, worker: &Rc<RawWorker>) -> Result<Self, RegionError> {
+    pub(crate) fn new(
+        context: &Context,
+        worker: &Rc<RawWorker>,
+        gpu: Option<&Rc<RefCell<Queue>>>,
+    ) -> Result<Self, RegionError> {
         let inbox = Inbox::new(context)?;
+        let slab = gpu.map(|_| Inbox::on_gpu(context)).transpose()?.flatten();
         Ok(Self {
             context: context.clone(),
             inbox,
+            slab,
+            gpu: gpu.cloned(),
             answers: BTreeMap::new(),
             replies: Vec::new(),
             worker: worker.clone(),
@@ -40,26 +53,69 @@ impl Service {
         self.inbox.as_ref().map(Inbox::card)
     }
 
+    pub(crate) fn slab_card(&self) -> Option<InboxCard> {
+        self.slab.as_ref().map(Inbox::card)
+    }
+
+    fn inboxes(&mut self) -> impl Iterator<Item = &mut Inbox> {
+        [&mut self.inbox, &mut self.slab].into_iter().filter_map(Option::as_mut)
+    }
+
+    /// Whether the GPU is scattering something.
+    pub(crate) fn is_scattering(&self) -> bool {
+        [&self.inbox, &self.slab].into_iter().flatten().any(Inbox::is_scattering)
+    }
+
     /// A source says something. Returns the endpoint that answered it, if it has said goodbye: to be closed, then forgotten.
     pub(crate) fn hear(&mut self, peer: Peer, body: Body) -> Option<RawEndpoint> {
-        let inbox = self.inbox.as_mut()?;
+        if self.inbox.is_none() && self.slab.is_none() {
+            return None;
+        }
         match body {
             Body::Hello { address } => {
                 // A source that cannot be answered gets nothing: it finds out by its own deadline.
                 let Ok(card) = WorkerCard::parse(&address, self.context.ucx_version()) else { return None };
-                if inbox.welcome(peer) {
+                // Both or neither: they take in and forget the same connections.
+                let mut new = false;
+                for inbox in self.inboxes() {
+                    new |= inbox.welcome(peer);
+                }
+                if new {
                     match self.worker.connect(&card.ucx_address) {
                         Ok(endpoint) => drop(self.answers.insert(peer, endpoint)),
-                        Err(_) => inbox.forget(peer),
+                        Err(_) => self.forget(peer),
                     }
                 }
             }
             Body::Describe { stream, total_bytes, bytes } => {
+                let inbox = self.inbox.as_mut()?;
                 self.replies.extend(inbox.describe(&self.context, peer, stream, total_bytes, &bytes));
             }
-            Body::Chunk { stream, index, chunk } => inbox.filled(peer, stream, index, chunk, None),
-            Body::Filled { stream, index, chunk, bytes } => inbox.filled(peer, stream, index, chunk, Some(&bytes)),
-            Body::Drop { stream } => self.replies.extend(inbox.drop_stream(peer, stream)),
+            Body::DescribeDevice { stream, slab, total_bytes, bytes } => {
+                let inbox = if slab { &mut self.slab } else { &mut self.inbox };
+                let reply = match (inbox, &self.gpu) {
+                    (Some(inbox), Some(gpu)) => {
+                        inbox.describe_device(&self.context, gpu, peer, stream, total_bytes, &bytes)
+                    }
+                    _ => Some((peer, Body::Refused { stream, refusal: Refusal::Gpu })),
+                };
+                self.replies.extend(reply);
+            }
+            // The one that does not know the stream takes no notice.
+            Body::Chunk { stream, index, chunk } => {
+                self.inboxes().for_each(|inbox| inbox.filled(peer, stream, index, chunk, None));
+            }
+            Body::Filled { stream, index, chunk, bytes } => {
+                self.inbox.as_mut()?.filled(peer, stream, index, chunk, Some(&bytes));
+            }
+            Body::Drop { stream } => {
+                let known = self.inboxes().find(|inbox| inbox.has(peer, stream));
+                let reply = match known {
+                    Some(inbox) => inbox.drop_stream(peer, stream),
+                    None => self.inboxes().next().and_then(|inbox| inbox.drop_stream(peer, stream)),
+                };
+                self.replies.extend(reply);
+            }
             Body::Bye => return self.answers.remove(&peer),
             // What an inbox says is not said to one.
             Body::Grant { .. } | Body::Landed { .. } | Body::Refused { .. } | Body::Dropped { .. } => {}
@@ -69,11 +125,15 @@ impl Service {
 
     /// Scatters a chunk, grants what is free and answers. Returns whether anything was done.
     pub(crate) fn step(&mut self, sender: &Sender<'_>) -> bool {
-        let Some(inbox) = self.inbox.as_mut() else { return false };
-        let scattered = inbox.scatter();
-        let busy = scattered.is_some();
-        self.replies.extend(scattered.flatten());
-        self.replies.extend(inbox.grant());
+        let mut busy = false;
+        for inbox in [&mut self.inbox, &mut self.slab].into_iter().filter_map(Option::as_mut) {
+            let scattered = inbox.scatter();
+            busy |= scattered.is_some();
+            self.replies.extend(scattered.flatten());
+            self.replies.extend(inbox.settle());
+            self.replies.extend(inbox.grant());
+        }
+        busy |= !self.replies.is_empty();
         for (peer, body) in self.replies.drain(..) {
             if let Some(answer) = self.answers.get(&peer) {
                 connection::say(answer, sender, peer.epoch, Message { connection: peer.connection, body });
@@ -97,7 +157,7 @@ impl Service {
 
     /// Whether anything of this peer may still be scattered.
     pub(crate) fn knows(&self, epoch: u64) -> bool {
-        self.inbox.as_ref().is_some_and(|inbox| inbox.knows(epoch))
+        [&self.inbox, &self.slab].into_iter().flatten().any(|inbox| inbox.knows(epoch))
     }
 
     pub(crate) fn take_all(&mut self) -> Vec<(Peer, RawEndpoint)> {
@@ -106,8 +166,6 @@ impl Service {
 
     /// The endpoint that answered `peer` is closed, so nothing that it was granted is written any more.
     pub(crate) fn forget(&mut self, peer: Peer) {
-        if let Some(inbox) = &mut self.inbox {
-            inbox.forget(peer);
-        }
+        self.inboxes().for_each(|inbox| inbox.forget(peer));
     }
 }

@@ -51,6 +51,10 @@ impl ShareCard {
     pub(crate) fn process(&self) -> u32 {
         self.process
     }
+
+    pub(crate) fn cookie(&self) -> u128 {
+        self.cookie
+    }
 }
 
 /// The last page of a file. Its owner writes it, peers read it.
@@ -115,6 +119,11 @@ impl Mapped {
         let control = unsafe { self.base.add(self.mapped_bytes - self.page_bytes) }.cast::<Control>();
         // SAFETY: the page is mapped while `self` lives, aligned, and accessed by atomics only, in every process.
         unsafe { control.as_ref() }
+    }
+
+    /// The memory, in whole pages, without the control page.
+    pub(crate) fn range(&self) -> (NonNull<u8>, usize) {
+        (self.base, self.mapped_bytes - self.page_bytes)
     }
 
     /// Whether the owner still has the memory registered. Pairs with the store in [`Share::withdraw`].

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use crate::cuda::event::CudaEvent;
 use crate::endpoint::RemoteRegion;
 use crate::error::TransferError;
-use crate::pieces::{Piece, Shape, Size, SlotPair, Span};
-use crate::region::Region;
+use crate::pieces::{HighestSlots, Piece, Shape, Size, SlotPair, Span};
+use crate::region::{MemoryKind, Region};
 
 /// Pieces that move between one local and one remote pool, for each pair of slots.
 #[derive(Clone, Debug)]
@@ -24,8 +25,8 @@ pub struct Part {
     pub remote_slot_stride: u64,
     /// What moves for one pair of slots.
     pub pieces: Arc<[Piece]>,
-    /// The pairs of slots.
-    pub pairs: Vec<SlotPair>,
+    /// The pairs of slots. Parts that have the same pairs are best given clones of one list: it is looked at once then.
+    pub pairs: Arc<[SlotPair]>,
 }
 
 /// Which way the bytes go.
@@ -45,24 +46,40 @@ pub(crate) struct Work {
     pub(crate) locals: Vec<Region>,
     pub(crate) remotes: Vec<RemoteRegion>,
     pub(crate) size: Size,
+    /// What a GPU has to reach before the local side is read.
+    pub(crate) ready: Option<CudaEvent>,
 }
 
 impl Work {
     /// Checks all parts before any of them is posted.
     pub(crate) fn check(direction: Direction, parts: Vec<Part>) -> Result<Self, TransferError> {
-        let (mut shapes, mut locals, mut remotes) = (Vec::new(), Vec::new(), Vec::new());
+        let count = parts.len();
+        let (mut shapes, mut locals, mut remotes) =
+            (Vec::with_capacity(count), Vec::with_capacity(count), Vec::with_capacity(count));
         let mut size = Size::default();
+        let mut last: Option<(Arc<[SlotPair]>, HighestSlots)> = None;
         for (index, part) in parts.into_iter().enumerate() {
             let (base, slot_stride) = (part.local_base, part.local_slot_stride);
             let local = Span { base, slot_stride, region_bytes: part.local.bytes() };
             let (base, slot_stride) = (part.remote_base, part.remote_slot_stride);
             let remote = Span { base, slot_stride, region_bytes: part.remote.bytes() };
             let shape = Shape { local, remote, pieces: part.pieces, pairs: part.pairs };
-            size = size.checked_add(shape.check(index)?).ok_or(TransferError::TooLarge { part: index })?;
+            let highest = match &last {
+                Some((pairs, highest)) if Arc::ptr_eq(pairs, &shape.pairs) => *highest,
+                _ => last.insert((shape.pairs.clone(), HighestSlots::of(&shape.pairs))).1,
+            };
+            size =
+                size.checked_add(shape.check_with(index, highest)?).ok_or(TransferError::TooLarge { part: index })?;
             shapes.push(shape);
             locals.push(part.local);
             remotes.push(part.remote);
         }
-        Ok(Self { direction, shapes, locals, remotes, size })
+        Ok(Self { direction, shapes, locals, remotes, size, ready: None })
+    }
+
+    /// Whether a GPU's memory is on either side.
+    pub(crate) fn uses_gpu(&self) -> bool {
+        self.locals.iter().any(|local| local.kind() == MemoryKind::Cuda)
+            || self.remotes.iter().any(|remote| remote.kind() == MemoryKind::Cuda)
     }
 }

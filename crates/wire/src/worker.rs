@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -13,8 +13,13 @@ use rustix::event::{EventfdFlags, eventfd};
 use ucx_sys::Status;
 
 use crate::address::WorkerCard;
-use crate::connection::Neighbour;
+use crate::connection::{Neighbour, Target};
 use crate::context::Context;
+use crate::cuda::card::DeviceCard;
+use crate::cuda::event::CudaEvent;
+use crate::cuda::imported::{Imported, NotImported};
+use crate::cuda::landing::PeerSlab;
+use crate::cuda::target::DeviceTarget;
 use crate::endpoint::{EndpointId, KeyId, Lane, RemoteRegion};
 use crate::error::{CommandError, OpenError, TransferError};
 use crate::event::{Event, TransferId};
@@ -22,7 +27,7 @@ use crate::frame::FRAME_PAYLOAD_BYTES_MAX;
 use crate::listener::Listener;
 use crate::process::Process;
 use crate::progress::{self, Command, Notice, Posted};
-use crate::region::RegionCard;
+use crate::region::{MemoryKind, RegionCard};
 use crate::share::{Mapped, ShareCard};
 use crate::transfer::{Direction, Part, Work};
 
@@ -66,6 +71,7 @@ pub struct Worker {
     epoch: u64,
     commands: Sender<Command>,
     wake: Arc<OwnedFd>,
+    asleep: Arc<AtomicBool>,
     stopped: Receiver<()>,
 }
 
@@ -105,14 +111,15 @@ impl Worker {
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?);
         let (started, start) = bounded(1);
         let (stop, stopped) = bounded(0);
-        let links = progress::Links { commands: command_queue, listener, wake: wake.clone() };
+        let asleep = Arc::new(AtomicBool::new(false));
+        let links = progress::Links { commands: command_queue, listener, wake: wake.clone(), asleep: asleep.clone() };
         let (context, its_context) = (context.clone(), context.clone());
         thread::Builder::new().name("kvferry-wire".to_owned()).spawn(move || {
             progress::run(its_context, epoch, links, &started);
             drop(stop); // the handle sees the channel disconnect
         })?;
         let address = start.recv().map_err(|_| io::Error::other("the progress thread ended at once"))??;
-        Ok(Self { context, address, epoch, commands, wake, stopped })
+        Ok(Self { context, address, epoch, commands, wake, asleep, stopped })
     }
 
     /// What a peer needs to connect.
@@ -135,28 +142,37 @@ impl Worker {
     /// [`CommandError`]; no endpoint is left behind.
     pub fn connect(&self, address: &[u8], peer_epoch: u64) -> Result<EndpointId, CommandError> {
         let endpoint = EndpointId(next_id());
-        let card = WorkerCard::parse(address, self.context.ucx_version())?;
+        let card = Box::new(WorkerCard::parse(address, self.context.ucx_version())?);
         let neighbour = self.look_for(&card);
         self.ask(|reply| Command::Connect { endpoint, card, neighbour, peer_epoch, reply })?;
         Ok(endpoint)
     }
 
-    /// Makes a peer's region a target of transfers on `endpoint`. The key is released with the endpoint.
+    /// Makes a peer's region a target of transfers on `endpoint`. The key is released with the endpoint. With a GPU on this
+    /// side, host memory of a peer on the same host is locked, for the GPU to write.
     ///
     /// # Errors
     ///
     /// [`CommandError`]: a claimed range that cannot be, no such endpoint, or a key that UCX cannot unpack.
     pub fn import(&self, endpoint: EndpointId, card: &RegionCard) -> Result<RemoteRegion, CommandError> {
         let key = KeyId(next_id());
-        if card.key.is_empty() {
+        if card.key.is_empty() && card.kind() == MemoryKind::Host {
             return Err(CommandError::Key { source: Status::ERR_INVALID_PARAM });
         }
         let range = CommandError::Range { base: card.base, bytes: card.bytes };
         let region = RemoteRegion::new(endpoint, key, card).ok_or(range)?;
-        let target = self.map(card.share.as_ref(), card.bytes);
-        if let Some(target) = target.as_ref().filter(|_| self.context.options().populate) {
-            target.populate_aside();
-        }
+        let target = match &card.device {
+            None => {
+                let mapped = self.map(card.share.as_ref(), card.bytes);
+                if let Some(mapped) = mapped.as_ref().filter(|_| self.context.options().populate) {
+                    mapped.populate_aside();
+                }
+                let pinned = self.context.gpu().zip(mapped.clone());
+                let pinned = pinned.map(|(gpu, mapped)| DeviceTarget::pin(gpu, mapped));
+                Target::Host(mapped, pinned)
+            }
+            Some(device) => Target::Device(self.import_device(device, card.bytes).map(DeviceTarget::Gpu)),
+        };
         self.ask(|reply| Command::Import { endpoint, key, card: card.clone(), target, reply })?;
         Ok(region)
     }
@@ -172,13 +188,25 @@ impl Worker {
         let inbox = Mapped::open(&share, region.bytes).map(Arc::new);
         // Whether it lives is worth knowing, also where the transports forbid to use its memory.
         let process = process.filter(|_| inbox.is_some());
-        Neighbour { inbox: inbox.filter(|_| self.context.options().allows_shared_memory()), process }
+        let slab = card.slab.as_ref().and_then(|card| {
+            let device = card.region.device.as_deref().filter(|_| card.chunk_bytes > 0)?;
+            let mapped = self.import_device(device, card.region.bytes).ok()?;
+            Some(PeerSlab { card: card.clone(), mapped })
+        });
+        Neighbour { inbox: inbox.filter(|_| self.context.options().allows_shared_memory()), slab, process }
     }
 
     /// Maps memory of a peer, if it runs on this host and the transports do not forbid it.
     fn map(&self, share: Option<&ShareCard>, bytes: u64) -> Option<Arc<Mapped>> {
         let share = share.filter(|_| self.context.options().allows_shared_memory())?;
         Mapped::open(share, bytes).map(Arc::new)
+    }
+
+    /// Maps GPU memory of a peer, if this side has a GPU too.
+    fn import_device(&self, device: &DeviceCard, bytes: u64) -> Result<Arc<Imported>, NotImported> {
+        let gpu = self.context.gpu().ok_or(NotImported::NoGpu)?;
+        let export = device.export.as_ref().filter(|_| self.context.options().allows_shared_memory());
+        Imported::open(gpu, device.gpu, export.ok_or(NotImported::NotOffered)?, bytes)
     }
 
     /// Sends one frame. Frames of one endpoint arrive in order, but are not ordered against transfers: say that a transfer
@@ -201,19 +229,35 @@ impl Worker {
     ///
     /// [`TransferError`]; then nothing was posted and no event follows.
     pub fn put(&self, endpoint: EndpointId, transfer: TransferId, parts: Vec<Part>) -> Result<(), TransferError> {
-        self.post(Direction::Put, endpoint, transfer, parts, None)
+        self.post(Direction::Put, endpoint, transfer, parts, None, None)
+    }
+
+    /// As [`put`](Self::put), and reads nothing before this side's GPU has reached `ready`: the caller need not wait for what
+    /// writes the slots. For transfers from GPU memory; one between host memories does not look at it.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError`]; then nothing was posted and no event follows.
+    pub fn put_when(
+        &self,
+        endpoint: EndpointId,
+        transfer: TransferId,
+        parts: Vec<Part>,
+        ready: CudaEvent,
+    ) -> Result<(), TransferError> {
+        self.post(Direction::Put, endpoint, transfer, parts, None, Some(ready))
     }
 
     /// As [`put`](Self::put), the other way: copies each part's remote memory to its local memory. Reads what is there when
     /// it reads: have the peer say first that it is. A peer whose memory is mapped here takes no part in it, others serve
     /// the reads with their progress threads. There is no inbox on this way: [`Route::Direct`](crate::Route::Direct) and
-    /// [`Route::Runs`](crate::Route::Runs) are all the routes.
+    /// [`Route::Runs`](crate::Route::Runs) are all the routes, and of GPU memory there is none yet.
     ///
     /// # Errors
     ///
     /// [`TransferError`]; then nothing was posted and no event follows.
     pub fn get(&self, endpoint: EndpointId, transfer: TransferId, parts: Vec<Part>) -> Result<(), TransferError> {
-        self.post(Direction::Get, endpoint, transfer, parts, None)
+        self.post(Direction::Get, endpoint, transfer, parts, None, None)
     }
 
     /// As [`put`](Self::put), and sends a frame to the peer the moment that the transfer has ended well: sooner than its
@@ -233,7 +277,7 @@ impl Worker {
         if payload.len() > FRAME_PAYLOAD_BYTES_MAX {
             return Err(CommandError::PayloadTooLong { bytes: payload.len() }.into());
         }
-        self.post(Direction::Put, endpoint, transfer, parts, Some(Notice { kind, payload }))
+        self.post(Direction::Put, endpoint, transfer, parts, Some(Notice { kind, payload }), None)
     }
 
     fn post(
@@ -243,6 +287,7 @@ impl Worker {
         transfer: TransferId,
         parts: Vec<Part>,
         notice: Option<Notice>,
+        ready: Option<CudaEvent>,
     ) -> Result<(), TransferError> {
         if let Some(part) = parts.iter().position(|part| part.remote.endpoint != endpoint) {
             return Err(TransferError::OtherEndpoint { part });
@@ -250,7 +295,14 @@ impl Worker {
         if let Some(part) = parts.iter().position(|part| !self.context.owns(&part.local)) {
             return Err(TransferError::OtherContext { part });
         }
-        let work = Work::check(direction, parts)?;
+        let mut work = Work::check(direction, parts)?;
+        work.ready = ready;
+        if let Some(gpu) = self.context.gpu().filter(|_| work.uses_gpu()) {
+            // Host memory that a GPU is to read is locked here rather than on the progress thread. Refused, it shows there.
+            for local in &work.locals {
+                let _ = local.device_address(gpu);
+            }
+        }
         Ok(self.command(Command::Put(Posted { endpoint, transfer, work, notice }))?)
     }
 
@@ -297,7 +349,7 @@ impl Worker {
             SendTimeoutError::Timeout(_) => CommandError::Stuck(COMMAND_DEADLINE),
             SendTimeoutError::Disconnected(_) => CommandError::Stopped,
         })?;
-        progress::wake(&self.wake);
+        progress::wake(&self.wake, &self.asleep);
         Ok(())
     }
 

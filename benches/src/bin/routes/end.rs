@@ -94,6 +94,6 @@ pub(crate) fn blocks(local: &Region, remote: RemoteRegion, size: u64, pairs: Vec
         remote_base: 0,
         remote_slot_stride: size,
         pieces: [Piece { local_offset: 0, remote_offset: 0, run_bytes: size, dims: [Dim::ONE; 2] }].into(),
-        pairs,
+        pairs: pairs.into(),
     }
 }

@@ -83,7 +83,17 @@ pub(crate) enum Body {
     Dropped {
         stream: StreamId,
     },
+    /// As `Describe`, between GPUs: the next bytes of a [`DeviceDescription`]. Its chunks are those of the slab, or of the inbox.
+    DescribeDevice {
+        stream: StreamId,
+        slab: bool,
+        total_bytes: u32,
+        bytes: Vec<u8>,
+    },
 }
+
+/// Bytes of a description in one message.
+pub(crate) const DESCRIBE_BYTES: usize = 256 << 10;
 
 impl Message {
     pub(crate) fn encode(&self) -> Vec<u8> {
@@ -115,6 +125,9 @@ pub enum Refusal {
     /// The target holds as much for this peer as it will. Try again when other transfers have ended.
     #[error("the target has no room for another transfer")]
     Busy,
+    /// The target's GPU failed. Connect to another.
+    #[error("the target's GPU failed")]
+    Gpu,
     /// The target could not read the description: the peer runs another release, or something is damaged.
     #[error("the target cannot read the transfer")]
     Unreadable,
@@ -180,6 +193,47 @@ impl PartDescription {
     }
 }
 
+/// Where the chunks of a stream between GPUs belong. Its chunks are units of the kernel, so that both ends expand it alike.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DeviceDescription {
+    /// Units of a chunk.
+    pub(crate) chunk_units: u32,
+    /// Each part, without slots, and which set has them.
+    pub(crate) parts: Vec<(PartDescription, u32)>,
+    /// The slots of each set, as the target sees them.
+    pub(crate) sets: Vec<Arc<[SlotPair]>>,
+}
+
+impl DeviceDescription {
+    pub(crate) fn new(
+        chunk_units: u32,
+        shapes: &[Shape],
+        regions: impl Iterator<Item = RegionId>,
+        sets: &[&[SlotPair]],
+        of_shape: &[usize],
+    ) -> Self {
+        let part = |((shape, region), set): ((&Shape, RegionId), &usize)| {
+            let shape = Shape { pairs: Arc::new([]), ..shape.clone() };
+            (PartDescription::new(region, &shape), u32::try_from(*set).unwrap_or(u32::MAX))
+        };
+        let parts = shapes.iter().zip(regions).zip(of_shape).map(part).collect();
+        Self { chunk_units, parts, sets: sets.iter().map(|pairs| Arc::from(*pairs)).collect() }
+    }
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let slots = |pairs: &Arc<[SlotPair]>| pairs.iter().map(|pair| pair.remote).collect();
+        let sets: Vec<Vec<u32>> = self.sets.iter().map(slots).collect();
+        postcard::to_allocvec(&(self.chunk_units, &self.parts, sets)).expect("a plain structure has an encoding")
+    }
+
+    pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
+        let (chunk_units, parts, sets): (u32, Vec<(PartDescription, u32)>, Vec<Vec<u32>>) =
+            postcard::from_bytes(bytes).ok()?;
+        let pairs = |slots: Vec<u32>| slots.into_iter().map(|remote| SlotPair { local: 0, remote }).collect();
+        Some(Self { chunk_units, parts, sets: sets.into_iter().map(pairs).collect() })
+    }
+}
+
 impl Description {
     pub(crate) fn encode(&self) -> Vec<u8> {
         postcard::to_allocvec(self).expect("a plain structure has an encoding")
@@ -220,6 +274,7 @@ mod tests {
         fn any_bytes_are_an_error_and_never_a_panic(bytes: Vec<u8>) {
             let _ = Message::parse(&bytes);
             let _ = Description::parse(&bytes);
+            let _ = DeviceDescription::parse(&bytes);
         }
     }
 }

@@ -13,14 +13,11 @@ use crate::delivery::Delivery;
 use crate::endpoint::KeyId;
 use crate::error::PutError;
 use crate::frame::FRAME_PAYLOAD_BYTES_MAX;
-use crate::inbox::message::{Body, Description, PartDescription, Refusal, StreamId};
+use crate::inbox::message::{Body, DESCRIBE_BYTES, Description, PartDescription, Refusal, StreamId};
 use crate::inbox::outbox::Outbox;
 use crate::raw::{Operation, Put, RawEndpoint};
 use crate::share::Mapped;
 use crate::transfer::{Direction, Work};
-
-/// Bytes of a description in one message.
-const DESCRIBE_BYTES: usize = 256 << 10;
 
 /// Chunks of one transfer that are on their way over a network at a time.
 const PUTS_MAX: usize = 4;
@@ -154,14 +151,8 @@ impl Filling {
         }
     }
 
-    pub(crate) fn refused(&mut self, refusal: Refusal, work: &Work) {
-        self.end = Some(Err(match refusal {
-            Refusal::Unregistered { part } => match work.remotes.get(part) {
-                Some(remote) => PutError::Withdrawn { base: remote.base(), bytes: remote.bytes() },
-                None => PutError::Refused { refusal },
-            },
-            _ => PutError::Refused { refusal },
-        }));
+    pub(crate) fn refused(&mut self, why: Refusal, work: &Work) {
+        self.end = Some(Err(refusal(why, work)));
     }
 
     /// Gives back what the transfer holds of the outbox. Call it when the transfer is over and no put is outstanding.
@@ -293,6 +284,17 @@ impl Filling {
         self.next_index += 1;
         self.moved_bytes += bytes;
         Ok(())
+    }
+}
+
+/// What a target's refusal means for the transfer.
+pub(crate) fn refusal(refusal: Refusal, work: &Work) -> PutError {
+    match refusal {
+        Refusal::Unregistered { part } => match work.remotes.get(part) {
+            Some(remote) => PutError::Withdrawn { base: remote.base(), bytes: remote.bytes() },
+            None => PutError::Refused { refusal },
+        },
+        _ => PutError::Refused { refusal },
     }
 }
 

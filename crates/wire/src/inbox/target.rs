@@ -1,21 +1,30 @@
 //! The owner's end of an inbox: who may fill which chunk, and where the bytes go.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use crate::address::InboxCard;
 use crate::context::Context;
 use crate::copy::Stores;
+use crate::cuda::expand::UNIT_BYTES;
+use crate::cuda::queue::Queue;
+use crate::cuda::scatter::{Scatterer, Scattering};
 use crate::cursor::Cursor;
 use crate::error::{RegionError, TransferError};
 use crate::inbox::message::{Body, ConnectionId, Description, Refusal, StreamId};
 use crate::pieces::{Shape, Size};
-use crate::region::Region;
+use crate::region::{MemoryKind, Region};
 
 /// Chunks that one connection may hold at a time. A source that is stopped keeps no more from the others.
 const CHUNKS_PER_CONNECTION: usize = 8;
 
 /// Bytes of descriptions that one connection may have here, complete or not.
 pub(crate) const DESCRIPTION_BYTES_MAX: usize = 8 << 20;
+
+/// How long a chunk of a slab is left alone whose writer has died: its socket can break before its kernels have been stopped.
+const REST: Duration = Duration::from_secs(1);
 
 /// Connections that are served. More are not answered.
 const CONNECTIONS_MAX: usize = 4096;
@@ -33,11 +42,24 @@ pub(crate) type Reply = (Peer, Body);
 pub(crate) struct Inbox {
     region: Region,
     chunk_bytes: u32,
+    chunks_per_connection: usize,
     free: Vec<u32>,
     connections: BTreeMap<Peer, Connection>,
     /// Connections in the order of their turns: to be granted a chunk, and to have one scattered.
     grant_turns: VecDeque<Peer>,
     scatter_turns: VecDeque<Peer>,
+    /// Chunks that the GPU is scattering.
+    scattering: Vec<Pending>,
+    /// Chunks of a slab whose writer is gone, and from when on they are free.
+    resting: VecDeque<(Instant, u32)>,
+}
+
+/// A chunk that the GPU is scattering. What it reads and writes is held here, whatever becomes of the connection.
+struct Pending {
+    peer: Peer,
+    stream: StreamId,
+    chunk: u32,
+    scattering: Option<Scattering>,
 }
 
 #[derive(Default)]
@@ -57,6 +79,8 @@ struct Stream {
     /// The target of each shape, registered for as long as bytes may come.
     regions: Vec<Region>,
     description_bytes: usize,
+    /// Set for a stream of GPU memory, whose shapes and regions are here, and whose size is that of its units.
+    device: Option<Rc<Scatterer>>,
     size: Size,
     chunk_bytes: u64,
     /// Parts that have been granted a chunk, that have been received, and that have been scattered.
@@ -88,6 +112,29 @@ impl Indices {
 }
 
 impl Stream {
+    fn new(size: Size, chunk_bytes: u64) -> Self {
+        Self {
+            shapes: Vec::new(),
+            regions: Vec::new(),
+            description_bytes: 0,
+            device: None,
+            size,
+            chunk_bytes,
+            granted: 0,
+            scattered: 0,
+            received: Indices::default(),
+            open: BTreeSet::new(),
+            ready: VecDeque::new(),
+        }
+    }
+
+    fn of_device(device: Scatterer) -> Self {
+        let units = u64::from(device.units());
+        let size = Size { bytes: units * UNIT_BYTES, runs: units };
+        let chunk_bytes = u64::from(device.chunk_units) * UNIT_BYTES;
+        Self { device: Some(Rc::new(device)), ..Self::new(size, chunk_bytes) }
+    }
+
     fn chunk_count(&self) -> u64 {
         self.size.bytes.div_ceil(self.chunk_bytes)
     }
@@ -130,14 +177,37 @@ impl Inbox {
             return Ok(None);
         }
         let region = context.allocate(u64::from(chunks) * u64::from(chunk_bytes))?;
-        Ok(Some(Self {
+        Ok(Some(Self::of(region, chunks, chunk_bytes, CHUNKS_PER_CONNECTION)))
+    }
+
+    /// A slab of GPU memory. `None` if the options leave no room for a chunk.
+    pub(crate) fn on_gpu(context: &Context) -> Result<Option<Self>, RegionError> {
+        let Some(options) = &context.options().cuda else { return Ok(None) };
+        // Chunks are whole units.
+        let chunk_bytes = u64::from(options.slab_chunk_bytes) / UNIT_BYTES * UNIT_BYTES;
+        let chunks = u32::try_from(options.slab_bytes.checked_div(chunk_bytes).unwrap_or(0)).unwrap_or(u32::MAX);
+        if chunks == 0 {
+            return Ok(None);
+        }
+        let region = context.allocate_device(u64::from(chunks) * chunk_bytes)?;
+        let chunk_bytes = u32::try_from(chunk_bytes).expect("at most the option");
+        // Two keep the link busy: what is left serves others while a source that has them is stopped.
+        let most = usize::try_from(chunks / 2).unwrap_or(usize::MAX).clamp(2, CHUNKS_PER_CONNECTION);
+        Ok(Some(Self::of(region, chunks, chunk_bytes, most)))
+    }
+
+    fn of(region: Region, chunks: u32, chunk_bytes: u32, chunks_per_connection: usize) -> Self {
+        Self {
             region,
             chunk_bytes,
             free: (0..chunks).rev().collect(),
             connections: BTreeMap::new(),
             grant_turns: VecDeque::new(),
             scatter_turns: VecDeque::new(),
-        }))
+            chunks_per_connection,
+            scattering: Vec::new(),
+            resting: VecDeque::new(),
+        }
     }
 
     pub(crate) fn card(&self) -> InboxCard {
@@ -165,7 +235,12 @@ impl Inbox {
     pub(crate) fn forget(&mut self, peer: Peer) {
         let Some(connection) = self.connections.remove(&peer) else { return };
         for stream in connection.streams.into_values() {
-            self.free.extend(stream.open);
+            if self.region.kind() == MemoryKind::Cuda {
+                let until = Instant::now() + REST;
+                self.resting.extend(stream.open.into_iter().map(|chunk| (until, chunk)));
+            } else {
+                self.free.extend(stream.open);
+            }
             self.free.extend(stream.ready.iter().map(|(_, chunk)| chunk));
         }
         self.grant_turns.retain(|other| *other != peer);
@@ -185,6 +260,34 @@ impl Inbox {
         stream: StreamId,
         total_bytes: u32,
         bytes: &[u8],
+    ) -> Option<Reply> {
+        let chunk_bytes = self.chunk_bytes;
+        self.described(peer, stream, total_bytes, bytes, |arrived| check(context, arrived, chunk_bytes))
+    }
+
+    /// The same, of a stream that the GPU scatters.
+    pub(crate) fn describe_device(
+        &mut self,
+        context: &Context,
+        gpu: &Rc<RefCell<Queue>>,
+        peer: Peer,
+        stream: StreamId,
+        total_bytes: u32,
+        bytes: &[u8],
+    ) -> Option<Reply> {
+        let chunk_bytes = self.chunk_bytes;
+        self.described(peer, stream, total_bytes, bytes, |arrived| {
+            Scatterer::check(gpu, context, arrived, chunk_bytes).map(Stream::of_device)
+        })
+    }
+
+    fn described(
+        &mut self,
+        peer: Peer,
+        stream: StreamId,
+        total_bytes: u32,
+        bytes: &[u8],
+        check: impl FnOnce(&[u8]) -> Result<Stream, Refusal>,
     ) -> Option<Reply> {
         let connection = self.connections.get_mut(&peer)?;
         let refused = |refusal| Some((peer, Body::Refused { stream, refusal }));
@@ -207,7 +310,7 @@ impl Inbox {
         arrived.extend_from_slice(bytes);
         let (total, arrived) = connection.arriving.remove(&stream)?;
         let taken = if arrived.len() == total { Ok(&arrived[..]) } else { Err(Refusal::Unreadable) };
-        match taken.and_then(|arrived| check(context, arrived, self.chunk_bytes)) {
+        match taken.and_then(check) {
             Ok(mut checked) => {
                 checked.description_bytes = total;
                 if checked.size.bytes == 0 {
@@ -244,8 +347,32 @@ impl Inbox {
         }
     }
 
+    /// Whether the stream is here, whole or in part.
+    pub(crate) fn has(&self, peer: Peer, stream: StreamId) -> bool {
+        let connection = self.connections.get(&peer);
+        connection.is_some_and(|c| c.streams.contains_key(&stream) || c.arriving.contains_key(&stream))
+    }
+
+    /// Waits for what the GPU is scattering of a stream: a few chunks, some microseconds each.
+    fn settle_stream(&mut self, peer: Peer, stream: StreamId) -> Option<Reply> {
+        let mut landed = None;
+        while let Some(position) = self.scattering.iter().position(|p| (p.peer, p.stream) == (peer, stream)) {
+            let mut pending = self.scattering.swap_remove(position);
+            while let Some(scattering) = &mut pending.scattering
+                && scattering.poll().is_none()
+            {
+                std::hint::spin_loop();
+            }
+            landed = self.scattered(peer, stream, pending.chunk).or(landed);
+        }
+        landed
+    }
+
     /// The peer gives a stream up and writes none of its chunks any more. What it has filled is forgotten.
     pub(crate) fn drop_stream(&mut self, peer: Peer, stream: StreamId) -> Option<Reply> {
+        if let Some(landed) = self.settle_stream(peer, stream) {
+            return Some(landed);
+        }
         let connection = self.connections.get_mut(&peer)?;
         if let Some((total, _)) = connection.arriving.remove(&stream) {
             connection.description_bytes -= total;
@@ -268,25 +395,73 @@ impl Inbox {
         let connection = self.connections.get_mut(&peer)?;
         let (&id, stream) = connection.streams.iter_mut().find(|(_, stream)| !stream.ready.is_empty())?;
         let (index, chunk) = stream.ready.pop_front()?;
-        stream.scatter(&self.region, u64::from(chunk) * u64::from(self.chunk_bytes), index);
-        stream.scattered += 1;
+        let place = u64::from(chunk) * u64::from(self.chunk_bytes);
+        if let Some(device) = &stream.device {
+            let scattering = device.scatter(&self.region, place, index);
+            self.scattering.push(Pending { peer, stream: id, chunk, scattering });
+            return Some(None);
+        }
+        stream.scatter(&self.region, place, index);
+        Some(self.scattered(peer, id, chunk))
+    }
+
+    /// Takes up what the GPU has scattered.
+    pub(crate) fn settle(&mut self) -> Vec<Reply> {
+        let mut replies = Vec::new();
+        let mut position = 0;
+        while let Some(pending) = self.scattering.get_mut(position) {
+            let ended = match &mut pending.scattering {
+                Some(scattering) => scattering.poll(),
+                None => Some(false),
+            };
+            let Some(well) = ended else {
+                position += 1;
+                continue;
+            };
+            let Pending { peer, stream, chunk, .. } = self.scattering.swap_remove(position);
+            if well {
+                replies.extend(self.scattered(peer, stream, chunk));
+            } else {
+                // The stream keeps its chunks: a GPU that has failed once serves nobody any more.
+                replies.push((peer, Body::Refused { stream, refusal: Refusal::Gpu }));
+            }
+        }
+        replies
+    }
+
+    /// Whether the GPU is scattering something.
+    pub(crate) fn is_scattering(&self) -> bool {
+        !self.scattering.is_empty()
+    }
+
+    /// A chunk has been scattered and is free.
+    fn scattered(&mut self, peer: Peer, id: StreamId, chunk: u32) -> Option<Reply> {
         self.free.push(chunk);
+        let connection = self.connections.get_mut(&peer)?;
+        let stream = connection.streams.get_mut(&id)?;
+        stream.scattered += 1;
         connection.held -= 1;
         if stream.scattered < stream.chunk_count() {
-            return Some(None);
+            return None;
         }
         connection.description_bytes -= stream.description_bytes;
         connection.streams.remove(&id);
-        Some(Some((peer, Body::Landed { stream: id })))
+        Some((peer, Body::Landed { stream: id }))
     }
 
     /// Grants free chunks, one a turn, to the connections that have a use for them.
     pub(crate) fn grant(&mut self) -> Vec<Reply> {
         let mut grants: BTreeMap<(Peer, StreamId), (u64, Vec<u32>)> = BTreeMap::new();
+        let most = self.chunks_per_connection;
         let wants = |connection: &Connection| {
-            connection.held < CHUNKS_PER_CONNECTION
-                && connection.streams.values().any(|stream| stream.granted < stream.chunk_count())
+            connection.held < most && connection.streams.values().any(|stream| stream.granted < stream.chunk_count())
         };
+        while let Some((until, chunk)) = self.resting.front()
+            && *until <= Instant::now()
+        {
+            self.free.push(*chunk);
+            self.resting.pop_front();
+        }
         while !self.free.is_empty() {
             let turn = self.grant_turns.iter().position(|peer| self.connections.get(peer).is_some_and(wants));
             let Some(peer) = turn.and_then(|turn| self.grant_turns.remove(turn)) else { break };
@@ -323,16 +498,6 @@ fn check(context: &Context, bytes: &[u8], inbox_chunk_bytes: u32) -> Result<Stre
         shapes.push(shape);
         regions.push(region);
     }
-    Ok(Stream {
-        shapes,
-        regions,
-        description_bytes: 0,
-        size,
-        chunk_bytes: u64::from(description.chunk_bytes),
-        granted: 0,
-        scattered: 0,
-        received: Indices::default(),
-        open: BTreeSet::new(),
-        ready: VecDeque::new(),
-    })
+    let chunk_bytes = u64::from(description.chunk_bytes);
+    Ok(Stream { shapes, regions, ..Stream::new(size, chunk_bytes) })
 }

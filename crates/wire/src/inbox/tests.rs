@@ -222,7 +222,9 @@ fn a_description_is_checked_against_the_region_that_it_names() {
     let refused = |refusal| Some(Body::Refused { stream: STREAM, refusal });
     let inside = shape(source.target.bytes());
     let mut outside = inside.clone();
-    outside.pairs[3].remote = 31;
+    let mut pairs = outside.pairs.to_vec();
+    pairs[3].remote = 31;
+    outside.pairs = pairs.into();
     let whole = |shape: &Shape, region: &Region, chunk_bytes| {
         let parts = vec![PartDescription::new(region.card().id, shape); 2];
         Description { chunk_bytes, parts }.encode()

@@ -1,9 +1,18 @@
 //! Nothing is touched that a transfer does not name, or that is not there.
 
-use kvferry_wire::{CommandError, Context, PutError, RegionCard, Route, TransferError, TransferId};
+use std::sync::Arc;
+
+use kvferry_wire::{CommandError, Context, PutError, RegionCard, Route, SlotPair, TransferError, TransferId};
 
 use super::end::{Way, bytes, pair, side_by_side};
 use super::puts::{STRIDED_BYTES, strided};
+
+/// The pairs, with one of them changed.
+fn changed(pairs: &[SlotPair], index: usize, change: impl FnOnce(&mut SlotPair)) -> Arc<[SlotPair]> {
+    let mut pairs = pairs.to_vec();
+    change(&mut pairs[index]);
+    pairs.into()
+}
 
 pub(crate) fn nothing_is_posted_of_a_transfer_that_leaves_a_region(way: &Way) {
     let [a, b] = pair(way);
@@ -13,13 +22,13 @@ pub(crate) fn nothing_is_posted_of_a_transfer_that_leaves_a_region(way: &Way) {
     let remote = a.worker.import(a.to_peer, &target.card()).unwrap();
     let good = strided(&source, remote);
     let mut outside = good.clone();
-    outside.pairs[4].remote = 7;
+    outside.pairs = changed(&outside.pairs, 4, |pair| pair.remote = 7);
     match a.worker.put(a.to_peer, TransferId(1), vec![good.clone(), outside]) {
         Err(TransferError::OutsideRemote { part: 1, pair: 4, slot: 7, region_bytes: 7710 }) => {}
         result => panic!("{result:?}"),
     }
     let mut outside = good.clone();
-    outside.pairs[2].local = 7;
+    outside.pairs = changed(&outside.pairs, 2, |pair| pair.local = 7);
     match a.worker.put(a.to_peer, TransferId(1), vec![outside]) {
         Err(TransferError::OutsideLocal { part: 0, pair: 2, slot: 7, .. }) => {}
         result => panic!("{result:?}"),

@@ -1,0 +1,84 @@
+//! What `kvferry-wire` makes of scattered pieces between two GPUs of this machine, two processes, end to end: from binding a
+//! request until the source has the acknowledgement of the target that it was told of.
+//!
+//! ```sh
+//! cargo run --release --package kvferry-benches --bin gpu                 # a table on stderr, JSON lines on stdout
+//! cargo run --release --package kvferry-benches --bin gpu -- --to 0       # both processes on one GPU
+//! ```
+//!
+//! Slots are in shuffled order on both sides. All ways of a job are measured in turn, round after round; the figures are
+//! medians. The whole pool of the target is checked after the last round of each, bytes that must not change included.
+
+mod ask;
+mod end;
+mod job;
+mod pattern;
+mod source;
+mod target;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// Measures transfers between two GPUs of this machine.
+#[derive(Clone, Debug, Parser)]
+pub(crate) struct Arguments {
+    /// GPU of the source, as CUDA counts them.
+    #[arg(long, default_value_t = 0)]
+    from: u32,
+    /// GPU of the target.
+    #[arg(long, default_value_t = 1)]
+    to: u32,
+    /// What is moved: a size of pieces in bytes, apart from each other on both sides, of which a slot has a mebibyte; the same with
+    /// `s` behind it for slots of one piece each; `glm` or `glm-block` (GLM-5.2, fp8, blocks of 64 tokens, layer-major: 131,072
+    /// tokens, or one block), `llama` (Llama-70B, TP4 to TP8, NHD: 32,768 tokens).
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "128,256,512,1024,4096,16384,65536,1048576,glm,llama,glm-block"
+    )]
+    jobs: Vec<String>,
+    /// Ways to move it: a route, with `:` and the number of blocks for the kernel if it is not the default.
+    #[arg(long, value_delimiter = ',', default_value = "direct,direct:16,landing")]
+    ways: Vec<String>,
+    /// Megabytes that move in a round of pieces of one size.
+    #[arg(long, default_value_t = 1024)]
+    total_mb: u64,
+    /// Rounds that count; two more are run before them.
+    #[arg(long, default_value_t = 7)]
+    rounds: usize,
+    /// Rounds of a job that is over in microseconds.
+    #[arg(long, default_value_t = 2000)]
+    short_rounds: usize,
+    /// Transports of UCX, which carries the messages, as in UCX_TLS.
+    #[arg(long)]
+    transports: Option<String>,
+    /// Blocks with which the target scatters, if not the default.
+    #[arg(long)]
+    target_blocks: Option<u32>,
+    /// Megabytes of the target's slab.
+    #[arg(long, default_value_t = 64)]
+    slab_mb: u64,
+    /// Megabytes of a chunk of it.
+    #[arg(long, default_value_t = 8)]
+    chunk_mb: u32,
+    /// Milliseconds that threads look on for more before they sleep.
+    #[arg(long, default_value_t = 20)]
+    linger_ms: u64,
+    /// The process that is written to. For internal use.
+    #[arg(long, hide = true)]
+    target: bool,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let done = if arguments.target { target::serve(&arguments) } else { source::run(&arguments) };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let chain = std::iter::successors(error.source(), |error| error.source());
+            eprintln!("gpu: {}", chain.fold(error.to_string(), |text, cause| format!("{text}: {cause}")));
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! The direct route on a GPU: one kernel launch reads this side's slots and writes the peer's. Either may be host memory.
+//!
+//! A kernel's writes are visible to every device before its end is, so what is said when it has ended is said behind them.
+//!
+//! # Safety
+//!
+//! The copy holds the regions it reads and the mappings it writes until its kernel has ended. Every run was checked against
+//! both when the transfer was posted.
+#![allow(unsafe_code, reason = "launches the kernel on memory that it holds")]
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use crate::cuda::driver::{CudaError, DeviceAddress};
+use crate::cuda::expand::{Mode, Placed};
+use crate::cuda::queue::{Prepared, Queue, Ticket};
+use crate::cuda::target::DeviceTarget;
+use crate::error::PutError;
+use crate::pieces::{Shape, SlotPair};
+use crate::route::Route;
+use crate::transfer::Work;
+
+/// A transfer into mapped memory of a peer's GPU.
+pub(crate) struct DeviceCopy {
+    work: Arc<Work>,
+    targets: Vec<DeviceTarget>,
+    queue: Rc<RefCell<Queue>>,
+    prepared: Option<Prepared>,
+    ticket: Option<Ticket>,
+    /// How the kernel ended.
+    ended: Option<Result<(), CudaError>>,
+}
+
+impl DeviceCopy {
+    /// Launches the kernel. `targets` has the mapping of each part's target.
+    pub(crate) fn start(
+        queue: &Rc<RefCell<Queue>>,
+        work: Arc<Work>,
+        targets: Vec<DeviceTarget>,
+    ) -> Result<Self, PutError> {
+        let failed = |source| PutError::Cuda { source };
+        let mut owner = queue.borrow_mut();
+        // Waited for before anything is launched: what the caller's stream still has to write is not read before.
+        if let Some(ready) = &work.ready {
+            // SAFETY: the event is live, as whoever posted it promised.
+            unsafe { owner.wait_for(ready.raw()) }.map_err(failed)?;
+        }
+        let gpu = owner.gpu();
+        let places = work.locals.iter().zip(&targets);
+        let places = places.map(|(local, target)| Ok((local.device_address(gpu)?, target.address())));
+        let places: Vec<(DeviceAddress, DeviceAddress)> = places.collect::<Result<_, _>>().map_err(failed)?;
+        let (sets, of_shape) = pair_sets(&work.shapes);
+        let placed: Vec<Placed<'_>> = (work.shapes.iter().zip(&places).zip(&of_shape))
+            .map(|((shape, (from, to)), set)| Placed { shape, from: *from, to: *to, set: *set })
+            .collect();
+        let prepared = owner.prepare(Mode::Direct, &placed, &sets).map_err(failed)?;
+        let prepared = prepared.ok_or(PutError::RouteUnavailable { route: Route::Direct })?;
+        // SAFETY: every place is inside a region or a mapping, which the new value holds until the kernel has ended.
+        let ticket = unsafe { owner.launch(&prepared, 0, prepared.units(), 0) }.map_err(failed)?;
+        drop(owner);
+        Ok(Self { work, targets, queue: queue.clone(), prepared: Some(prepared), ticket: Some(ticket), ended: None })
+    }
+
+    fn look(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            let mut queue = self.queue.borrow_mut();
+            match queue.poll(&ticket) {
+                None => self.ticket = Some(ticket),
+                Some(result) => {
+                    queue.retire(ticket);
+                    self.prepared.take().into_iter().for_each(|prepared| queue.release(prepared));
+                    self.ended = Some(result);
+                }
+            }
+        }
+    }
+
+    /// Kernels that have not ended.
+    pub(crate) fn outstanding(&mut self) -> u64 {
+        self.look();
+        u64::from(self.ticket.is_some())
+    }
+
+    /// Bytes of the transfer if all of it is copied: a kernel does not say how far it is.
+    pub(crate) fn moved_bytes(&self) -> u64 {
+        if let Some(Ok(())) = self.ended { self.work.size.bytes } else { 0 }
+    }
+
+    /// `Some` at the end.
+    pub(crate) fn step(&mut self) -> Option<Result<(), PutError>> {
+        self.look();
+        let result = self.ended?;
+        let withdrawn = self.targets.iter().position(|target| !target.is_offered());
+        Some(match (result, withdrawn) {
+            (Err(source), _) => Err(PutError::Cuda { source }),
+            (Ok(()), Some(part)) => {
+                let remote = &self.work.remotes[part];
+                Err(PutError::Withdrawn { base: remote.base(), bytes: remote.bytes() })
+            }
+            (Ok(()), None) => Ok(()),
+        })
+    }
+}
+
+impl Drop for DeviceCopy {
+    fn drop(&mut self) {
+        if self.outstanding() > 0 {
+            // Only a worker that is torn down in the middle comes here; it must not let go of the memory.
+            let _ = self.queue.borrow_mut().drain();
+        }
+    }
+}
+
+/// The distinct lists of pairs, and which of them each shape has. Lists that are one in memory are one here.
+pub(crate) fn pair_sets(shapes: &[Shape]) -> (Vec<&[SlotPair]>, Vec<usize>) {
+    let mut sets: Vec<&[SlotPair]> = Vec::new();
+    let of_shape = shapes.iter().map(|shape| {
+        let same = |set: &&[SlotPair]| std::ptr::eq(*set, &raw const *shape.pairs);
+        // The last is the likeliest: shapes of one set follow each other.
+        sets.iter().rposition(same).unwrap_or_else(|| {
+            sets.push(&shape.pairs);
+            sets.len() - 1
+        })
+    });
+    let of_shape = of_shape.collect();
+    (sets, of_shape)
+}

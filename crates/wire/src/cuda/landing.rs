@@ -1,0 +1,381 @@
+//! A source's end of a transfer between GPUs through memory that the target sets aside: gathers chunks straight into the slab
+//! of the target's GPU, or into host memory from where they are put into the target's inbox over a network.
+//!
+//! # Safety
+//!
+//! A kernel reads this side's slots and writes the chunk of the peer's slab that was granted, or a slot of this side's outbox.
+//! Regions and mapping are held until every kernel has ended.
+#![allow(unsafe_code, reason = "launches the kernel on memory that it holds")]
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use crate::address::InboxCard;
+use crate::cuda::copy::pair_sets;
+use crate::cuda::desk::Desk;
+use crate::cuda::driver::{CudaError, DeviceAddress};
+use crate::cuda::expand::{Mode, Placed, UNIT_BYTES, count_units};
+use crate::cuda::imported::Imported;
+use crate::cuda::queue::{Prepared, Queue, Ticket};
+use crate::delivery::Delivery;
+use crate::endpoint::KeyId;
+use crate::error::PutError;
+use crate::inbox::message::{Body, DESCRIBE_BYTES, DeviceDescription, Refusal, StreamId};
+use crate::inbox::source::refusal;
+use crate::raw::Put;
+use crate::region::Region;
+use crate::route::Route;
+use crate::transfer::{Direction, Work};
+
+/// Chunks that are being gathered at a time. One keeps the link busy while the next is launched.
+const GATHERING_MAX: usize = 8;
+
+/// Chunks of one transfer that are on their way over a network at a time, gathered or put.
+const STAGED_MAX: usize = 8;
+
+/// A chunk of a slab is a quarter of the transfer, so that gathering and scattering overlap, but not less than this.
+const CHUNK_UNITS_MIN: u32 = 2048;
+
+/// A peer's slab, mapped here.
+#[derive(Clone, Debug)]
+pub(crate) struct PeerSlab {
+    pub(crate) card: InboxCard,
+    pub(crate) mapped: Arc<Imported>,
+}
+
+/// How chunks get to the target.
+pub(crate) enum Way {
+    /// Gathered straight into its slab.
+    Slab(PeerSlab),
+    /// Gathered into host memory and put into its inbox.
+    Staged { inbox: InboxCard, key: KeyId },
+}
+
+/// One transfer.
+pub(crate) struct DeviceFilling {
+    work: Arc<Work>,
+    way: Way,
+    queue: Rc<RefCell<Queue>>,
+    stream: StreamId,
+    prepared: Option<Prepared>,
+    described: bool,
+    chunk_units: u32,
+    credits: VecDeque<u32>,
+    /// Chunks that were ever granted.
+    granted: u64,
+    next_index: u64,
+    chunk_count: u64,
+    gathering: VecDeque<Gathering>,
+    sending: Vec<Sending>,
+    moved_units: u64,
+    /// Why the transfer is given up, and whether the target has been told.
+    stopping: Option<(PutError, bool)>,
+    end: Option<Result<(), PutError>>,
+}
+
+/// A chunk that a kernel is filling.
+struct Gathering {
+    ticket: Ticket,
+    index: u64,
+    chunk: u32,
+    units: u32,
+    /// Where it is gathered, if not in the slab.
+    staged: Option<Slot>,
+}
+
+/// A slot of the outbox.
+struct Slot {
+    number: u32,
+    region: Region,
+    offset: u64,
+}
+
+/// A chunk on its way over the network.
+struct Sending {
+    slot: u32,
+    index: u64,
+    chunk: u32,
+    delivery: Delivery,
+}
+
+fn failed(source: CudaError) -> PutError {
+    PutError::Cuda { source }
+}
+
+impl Way {
+    fn route(&self) -> Route {
+        match self {
+            Self::Slab(_) => Route::Landing,
+            Self::Staged { .. } => Route::Staged,
+        }
+    }
+
+    fn card(&self) -> &InboxCard {
+        match self {
+            Self::Slab(slab) => &slab.card,
+            Self::Staged { inbox, .. } => inbox,
+        }
+    }
+}
+
+impl DeviceFilling {
+    /// `chunk_bytes_max` bounds what is gathered at a time on this side.
+    pub(crate) fn start(
+        queue: &Rc<RefCell<Queue>>,
+        work: Arc<Work>,
+        way: Way,
+        chunk_bytes_max: u32,
+        stream: StreamId,
+    ) -> Result<Self, PutError> {
+        let mut owner = queue.borrow_mut();
+        if let Some(ready) = &work.ready {
+            // SAFETY: the event is live, as whoever posted it promised.
+            unsafe { owner.wait_for(ready.raw()) }.map_err(failed)?;
+        }
+        let (sets, of_shape) = pair_sets(&work.shapes);
+        let placed: Vec<Placed<'_>> = (work.shapes.iter().zip(&work.locals).zip(&of_shape))
+            .map(|((shape, local), set)| Placed { shape, from: local.base(), to: 0, set: *set })
+            .collect();
+        let prepared = owner.prepare(Mode::Gather, &placed, &sets).map_err(failed)?;
+        drop(owner);
+        let unavailable = PutError::RouteUnavailable { route: way.route() };
+        let Some(prepared) = prepared else { return Err(unavailable) };
+        let units_max = |bytes: u32| u32::try_from(u64::from(bytes) / UNIT_BYTES).unwrap_or(0);
+        let room = units_max(way.card().chunk_bytes);
+        let chunk_units = match &way {
+            Way::Slab(_) => room.min(prepared.units().div_ceil(4).max(CHUNK_UNITS_MIN)),
+            Way::Staged { .. } => room.min(units_max(chunk_bytes_max)),
+        };
+        if chunk_units == 0 {
+            return Err(unavailable);
+        }
+        debug_assert_eq!(count_units(&work.shapes), Some(u64::from(prepared.units())));
+        let chunk_count = u64::from(prepared.units().div_ceil(chunk_units));
+        Ok(Self {
+            work,
+            way,
+            queue: queue.clone(),
+            stream,
+            prepared: Some(prepared),
+            described: false,
+            chunk_units,
+            credits: VecDeque::new(),
+            granted: 0,
+            next_index: 0,
+            chunk_count,
+            gathering: VecDeque::new(),
+            sending: Vec::new(),
+            moved_units: 0,
+            stopping: None,
+            end: None,
+        })
+    }
+
+    pub(crate) fn stream(&self) -> StreamId {
+        self.stream
+    }
+
+    /// Bytes gathered, or nearly: a chunk counts by its share of the units.
+    pub(crate) fn moved_bytes(&self) -> u64 {
+        let units = self.prepared.as_ref().map_or(1, |prepared| u64::from(prepared.units().max(1)));
+        let share = u128::from(self.work.size.bytes) * u128::from(self.moved_units) / u128::from(units);
+        u64::try_from(share).unwrap_or(u64::MAX)
+    }
+
+    /// The next chunks that may be filled. Any others are not taken: a chunk that is filled twice holds two parts of the stream.
+    pub(crate) fn granted(&mut self, before: u64, chunks: &[u32]) {
+        if before == self.granted {
+            self.granted += chunks.len() as u64;
+            self.credits.extend(chunks);
+        }
+    }
+
+    /// Fills no more. The end is `why`, unless the target says first that all has landed, or refuses.
+    pub(crate) fn stop(&mut self, why: PutError) {
+        self.stopping.get_or_insert((why, false));
+    }
+
+    /// The target scatters nothing of this any more. It is asked that before it says so.
+    pub(crate) fn dropped(&mut self) {
+        if let Some((why, true)) = self.stopping {
+            self.end.get_or_insert(Err(why));
+        }
+    }
+
+    pub(crate) fn landed(&mut self) {
+        // Said too early it is a peer's mistake, which would be a success that never was.
+        let complete = self.described
+            && self.next_index == self.chunk_count
+            && self.gathering.is_empty()
+            && self.sending.is_empty();
+        self.end = Some(if complete { Ok(()) } else { Err(PutError::Refused { refusal: Refusal::Unreadable }) });
+    }
+
+    pub(crate) fn refused(&mut self, why: Refusal) {
+        self.end = Some(Err(refusal(why, &self.work)));
+    }
+
+    /// Kernels and puts that have not ended.
+    pub(crate) fn outstanding(&mut self) -> u64 {
+        let mut queue = self.queue.borrow_mut();
+        let kernels = self.gathering.iter().filter(|gathering| queue.poll(&gathering.ticket).is_none()).count() as u64;
+        kernels + self.sending.iter().map(|sending| sending.delivery.outstanding()).sum::<u64>()
+    }
+
+    /// Gives back what the transfer holds of the outbox. Call it when the transfer is over and nothing is outstanding.
+    pub(crate) fn slots(&mut self) -> Vec<u32> {
+        let gathered = self.gathering.iter_mut().filter_map(|gathering| gathering.staged.take());
+        let gathered: Vec<u32> = gathered.map(|slot| slot.number).collect();
+        gathered.into_iter().chain(self.sending.drain(..).map(|sending| sending.slot)).collect()
+    }
+
+    /// Describes the transfer, fills what has been granted, and tells of what is filled. `Some` at the end, when nothing is
+    /// left outstanding.
+    pub(crate) fn step(&mut self, desk: &mut Desk<'_>) -> Option<Result<(), PutError>> {
+        if let Some(end) = self.end {
+            return (self.outstanding() == 0).then_some(end);
+        }
+        if let Some((why, said)) = self.stopping {
+            if !self.described {
+                return Some(Err(why));
+            }
+            // What is on its way arrives first, then the target is told that nothing more comes.
+            let arrived = self.take_gathered(desk).and_then(|()| self.tell_delivered(desk));
+            let settled = self.gathering.is_empty() && self.sending.is_empty();
+            if arrived.is_err() && !settled {
+                return (self.outstanding() == 0).then_some(Err(why));
+            }
+            if settled && !said {
+                self.stopping = Some((why, true));
+                (desk.say)(Body::Drop { stream: self.stream });
+            }
+            return None;
+        }
+        if !self.described {
+            self.describe(desk);
+        }
+        let stepped = self.take_gathered(desk).and_then(|()| self.tell_delivered(desk)).and_then(|()| self.fill(desk));
+        if let Err(error) = stepped {
+            self.stop(error);
+        }
+        None
+    }
+
+    fn describe(&mut self, desk: &mut Desk<'_>) {
+        let (sets, of_shape) = pair_sets(&self.work.shapes);
+        let regions = self.work.remotes.iter().map(|remote| remote.id);
+        let description = DeviceDescription::new(self.chunk_units, &self.work.shapes, regions, &sets, &of_shape);
+        let description = description.encode();
+        let total_bytes = u32::try_from(description.len()).unwrap_or(u32::MAX); // refused by the target if it is so long
+        let slab = matches!(self.way, Way::Slab(_));
+        for bytes in description.chunks(DESCRIBE_BYTES) {
+            let bytes = bytes.to_vec();
+            (desk.say)(Body::DescribeDevice { stream: self.stream, slab, total_bytes, bytes });
+        }
+        self.described = true;
+    }
+
+    /// A kernel's writes are visible to every device, and to the host, before its end is.
+    fn take_gathered(&mut self, desk: &mut Desk<'_>) -> Result<(), PutError> {
+        let mut queue = self.queue.borrow_mut();
+        while let Some(front) = self.gathering.front()
+            && let Some(result) = queue.poll(&front.ticket)
+        {
+            let Some(Gathering { ticket, index, chunk, units, staged }) = self.gathering.pop_front() else { break };
+            queue.retire(ticket);
+            if let Err(error) = result {
+                staged.into_iter().for_each(|slot| desk.outbox.put_back(slot.number));
+                return Err(failed(error));
+            }
+            self.moved_units += u64::from(units);
+            match (&self.way, staged) {
+                (Way::Staged { inbox, key }, Some(slot)) => {
+                    let to = inbox.region.base + u64::from(chunk) * u64::from(inbox.chunk_bytes);
+                    let bytes = u64::from(units) * UNIT_BYTES;
+                    let mut delivery = Delivery::new(desk.context, Direction::Put, vec![slot.region]);
+                    delivery.put(desk.endpoint, &Put { held: 0, offset: slot.offset, key: *key, to, bytes });
+                    self.sending.push(Sending { slot: slot.number, index, chunk, delivery });
+                }
+                _ => (desk.say)(Body::Chunk { stream: self.stream, index, chunk }),
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the target of chunks that have arrived over the network.
+    fn tell_delivered(&mut self, desk: &mut Desk<'_>) -> Result<(), PutError> {
+        let mut position = 0;
+        while let Some(next) = self.sending.get_mut(position) {
+            match next.delivery.poll(desk.endpoint) {
+                None => position += 1,
+                Some(Err(error)) => return Err(error),
+                Some(Ok(())) => {
+                    let Sending { slot, index, chunk, .. } = self.sending.remove(position);
+                    desk.outbox.put_back(slot);
+                    (desk.say)(Body::Chunk { stream: self.stream, index, chunk });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn fill(&mut self, desk: &mut Desk<'_>) -> Result<(), PutError> {
+        while self.next_index < self.chunk_count
+            && self.gathering.len() < GATHERING_MAX
+            && let Some(&chunk) = self.credits.front()
+        {
+            let Some(prepared) = &self.prepared else { return Ok(()) };
+            let first = u32::try_from(self.next_index * u64::from(self.chunk_units)).expect("a unit of a transfer");
+            let units = self.chunk_units.min(prepared.units() - first);
+            let card = self.way.card();
+            let offset = u64::from(chunk) * u64::from(card.chunk_bytes);
+            let end = offset.checked_add(u64::from(units) * UNIT_BYTES);
+            if end.is_none_or(|end| end > card.region.bytes) {
+                return Err(PutError::Refused { refusal: Refusal::Unreadable }); // a chunk that the peer has not got
+            }
+            let mut queue = self.queue.borrow_mut();
+            let (place, staged): (DeviceAddress, _) = match &self.way {
+                Way::Slab(slab) => (slab.mapped.base() + offset, None),
+                Way::Staged { .. } => {
+                    if self.gathering.len() + self.sending.len() >= STAGED_MAX {
+                        return Ok(());
+                    }
+                    let taken = desk.outbox.take(desk.context).map_err(|_| PutError::NoMemory)?;
+                    let Some((number, region, offset)) = taken else { return Ok(()) };
+                    let base = region.device_address(queue.gpu());
+                    let base = base.inspect_err(|_| desk.outbox.put_back(number)).map_err(failed)?;
+                    (base + offset, Some(Slot { number, region, offset }))
+                }
+            };
+            // SAFETY: the slots were checked against their regions, the chunk against the mapping or taken from the outbox;
+            // `self` holds both until the kernel has ended.
+            let launched = unsafe { queue.launch(prepared, first, units, place) };
+            let ticket = match launched {
+                Ok(ticket) => ticket,
+                Err(error) => {
+                    staged.into_iter().for_each(|slot| desk.outbox.put_back(slot.number));
+                    return Err(failed(error));
+                }
+            };
+            self.gathering.push_back(Gathering { ticket, index: self.next_index, chunk, units, staged });
+            self.credits.pop_front();
+            self.next_index += 1;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for DeviceFilling {
+    fn drop(&mut self) {
+        let left = self.outstanding() > 0;
+        let mut queue = self.queue.borrow_mut();
+        if left {
+            // Only a worker that is torn down in the middle comes here; it must not let go of the memory.
+            let _ = queue.drain();
+        }
+        self.gathering.drain(..).for_each(|ended| queue.retire(ended.ticket));
+        self.prepared.take().into_iter().for_each(|prepared| queue.release(prepared));
+    }
+}

@@ -1,0 +1,29 @@
+//! How GPU memory is moved.
+
+use serde::{Deserialize, Serialize};
+
+/// Settings of a context that has a GPU. Start from [`CudaOptions::new`] and change what you need.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CudaOptions {
+    /// The GPU, as this process counts them (`CUDA_VISIBLE_DEVICES`). Its primary context is used: that of the framework in
+    /// the same process.
+    pub device: u32,
+    /// Blocks of 512 threads, hence multiprocessors, that one copy takes at most: the rest is left to the model's kernels.
+    /// `None` takes the fewest that were measured to reach nine tenths of the peak.
+    pub sm_blocks: Option<u32>,
+    /// Whether copies go before other work of the same GPU that waits for a multiprocessor.
+    pub urgent: bool,
+    /// GPU memory that a worker sets aside for peers to write what it then scatters, in bytes. 0 for none: then peers of the
+    /// same host can write only straight into pools.
+    pub slab_bytes: u64,
+    /// Bytes that travel to a peer's slab at a time.
+    pub slab_chunk_bytes: u32,
+}
+
+impl CudaOptions {
+    /// The defaults, for a GPU.
+    #[must_use]
+    pub fn new(device: u32) -> Self {
+        Self { device, sm_blocks: None, urgent: true, slab_bytes: 128 << 20, slab_chunk_bytes: 32 << 20 }
+    }
+}

@@ -1,0 +1,298 @@
+//! Which way a transfer takes that has a GPU at one end, and what carries it.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use ucx_sys::Status;
+
+use crate::connection::{Connection, Sender};
+use crate::context::Context;
+use crate::cuda::copy::DeviceCopy;
+use crate::cuda::desk::Desk;
+use crate::cuda::driver::CudaError;
+use crate::cuda::gpu::Gpu;
+use crate::cuda::imported::NotImported;
+use crate::cuda::landing::{DeviceFilling, Way};
+use crate::cuda::queue::Queue;
+use crate::error::PutError;
+use crate::inbox::message::{Refusal, StreamId};
+use crate::inbox::outbox::Outbox;
+use crate::region::MemoryKind;
+use crate::route::{PUTS_NOT_EMULATED, Route, RouteReason};
+use crate::transfer::{Direction, Work};
+
+/// Blocks that fill NVLink, measured on H200 end to end: 16 make 230 to 240 GB/s, 24 make 344 to 350, 32 and all 132 make 353 to
+/// 360.
+const BLOCKS: u32 = 32;
+
+/// Blocks that scatter: twice as many, so that the chunks of a slab are free sooner than the next come.
+const SCATTER_BLOCKS: u32 = 64;
+
+/// What a progress thread copies with.
+pub(crate) struct Carriers {
+    /// Of transfers that this side sends.
+    outgoing: Rc<RefCell<Queue>>,
+    /// Of those that land here.
+    incoming: Rc<RefCell<Queue>>,
+}
+
+impl Carriers {
+    pub(crate) fn start(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
+        let queue = |default: u32| {
+            let blocks = gpu.options.sm_blocks.unwrap_or(default).clamp(1, gpu.processors.max(1));
+            Ok(Rc::new(RefCell::new(Queue::new(gpu, blocks)?)))
+        };
+        Ok(Self { outgoing: queue(BLOCKS)?, incoming: queue(SCATTER_BLOCKS)? })
+    }
+
+    pub(crate) fn incoming(&self) -> &Rc<RefCell<Queue>> {
+        &self.incoming
+    }
+}
+
+/// A route of a GPU's, at work.
+pub(crate) enum DeviceCarrier {
+    Direct(Box<DeviceCopy>),
+    Filling(Box<DeviceFilling>),
+}
+
+/// What the choice depends on.
+#[derive(Clone, Copy, Debug)]
+struct Facts {
+    forced: Option<Route>,
+    /// This side has a GPU.
+    gpu: bool,
+    /// Both sides are GPU memory.
+    between_gpus: bool,
+    /// All of the target is mapped here, or why not.
+    target: Result<(), NotImported>,
+    slab_mapped: bool,
+    /// The target is memory of this very GPU.
+    same_gpu: bool,
+    /// The peer has an inbox in host memory, and puts into it are no messages.
+    inbox: bool,
+}
+
+/// Chooses, or says which route cannot be taken, and why.
+fn choose(facts: &Facts) -> Result<(Route, RouteReason), (Route, RouteReason)> {
+    let why_not = match facts.target {
+        _ if !facts.gpu => RouteReason::NoGpu,
+        Err(NotImported::NoGpu) => RouteReason::NoGpu,
+        Err(NotImported::Refused(_)) => RouteReason::GpuRefused,
+        Err(NotImported::NotOffered) | Ok(()) => RouteReason::GpuNotMapped,
+    };
+    let direct = facts.gpu && facts.target.is_ok();
+    let landing = facts.gpu && facts.between_gpus && facts.slab_mapped;
+    let staged = facts.gpu && facts.between_gpus && facts.inbox;
+    match facts.forced {
+        Some(Route::Direct) if direct => Ok((Route::Direct, RouteReason::Forced)),
+        Some(Route::Landing) if landing => Ok((Route::Landing, RouteReason::Forced)),
+        Some(Route::Staged) if staged => Ok((Route::Staged, RouteReason::Forced)),
+        Some(route) => Err((route, why_not)),
+        None if direct && facts.same_gpu => Ok((Route::Direct, RouteReason::SameGpu)),
+        None if landing => Ok((Route::Landing, RouteReason::GpusOfOneHost)),
+        None if direct => Ok((Route::Direct, RouteReason::TargetMapped)),
+        None if staged => Ok((Route::Staged, why_not)),
+        None => Err((Route::Landing, why_not)),
+    }
+}
+
+impl DeviceCarrier {
+    /// Chooses the route and starts. The carrier is an end if the transfer is over before it began.
+    pub(crate) fn choose(
+        work: &Arc<Work>,
+        context: &Context,
+        carriers: Option<&Carriers>,
+        connection: &mut Connection,
+        stream: StreamId,
+    ) -> (Result<Self, Result<(), PutError>>, (Route, RouteReason)) {
+        if work.size.runs == 0 {
+            return (Err(Ok(())), (Route::Runs, RouteReason::Empty));
+        }
+        if work.direction == Direction::Get {
+            let route = context.options().route.unwrap_or(Route::Direct);
+            return (Err(Err(PutError::RouteUnavailable { route })), (route, RouteReason::Pulled));
+        }
+        let locals = work.locals.iter().all(|local| local.kind() == MemoryKind::Cuda);
+        let remotes = work.remotes.iter().all(|remote| remote.kind() == MemoryKind::Cuda);
+        let targets = connection.device_targets(work);
+        let facts = Facts {
+            forced: context.options().route,
+            gpu: carriers.is_some(),
+            between_gpus: locals && remotes,
+            target: targets.as_ref().map(|_| ()).map_err(|why| *why),
+            slab_mapped: connection.slab().is_some(),
+            same_gpu: context
+                .gpu()
+                .zip(targets.as_ref().ok())
+                .is_some_and(|(gpu, targets)| targets.iter().all(|target| target.is_on(gpu))),
+            inbox: connection.inbox().is_some() && context.ucx_version() >= PUTS_NOT_EMULATED,
+        };
+        let (route, reason) = match choose(&facts) {
+            Ok(chosen) => chosen,
+            Err((route, reason)) => return (Err(Err(PutError::RouteUnavailable { route })), (route, reason)),
+        };
+        if let Some(error) = connection.withdrawn(work) {
+            return (Err(Err(error)), (route, reason));
+        }
+        let unavailable = Err(PutError::RouteUnavailable { route });
+        let chunk_bytes = context.options().chunk_bytes;
+        let fill = |carriers: &Carriers, way| {
+            let filling = DeviceFilling::start(&carriers.outgoing, work.clone(), way, chunk_bytes, stream);
+            filling.map(|filling| Self::Filling(Box::new(filling)))
+        };
+        let started = match (route, carriers, targets) {
+            (Route::Direct, Some(carriers), Ok(targets)) => {
+                DeviceCopy::start(&carriers.outgoing, work.clone(), targets).map(|copy| Self::Direct(Box::new(copy)))
+            }
+            (Route::Landing, Some(carriers), _) => match connection.slab() {
+                Some(slab) => fill(carriers, Way::Slab(slab.clone())),
+                None => unavailable,
+            },
+            (Route::Staged, Some(carriers), _) => match (connection.inbox().cloned(), connection.import_inbox()) {
+                (Some(inbox), Ok(key)) => fill(carriers, Way::Staged { inbox, key }),
+                (_, Err(source)) => Err(PutError::Put { source }),
+                (None, _) => unavailable,
+            },
+            _ => unavailable,
+        };
+        (started.map_err(Err), (route, reason))
+    }
+
+    pub(crate) fn moved_bytes(&self) -> u64 {
+        match self {
+            Self::Direct(copy) => copy.moved_bytes(),
+            Self::Filling(filling) => filling.moved_bytes(),
+        }
+    }
+
+    /// Kernels that have not ended.
+    pub(crate) fn outstanding(&mut self) -> u64 {
+        match self {
+            Self::Direct(copy) => copy.outstanding(),
+            Self::Filling(filling) => filling.outstanding(),
+        }
+    }
+
+    /// The name of the transfer at the peer's slab, if it takes that way.
+    pub(crate) fn stream(&self) -> Option<StreamId> {
+        match self {
+            Self::Direct(_) => None,
+            Self::Filling(filling) => Some(filling.stream()),
+        }
+    }
+
+    pub(crate) fn granted(&mut self, before: u64, chunks: &[u32]) {
+        if let Self::Filling(filling) = self {
+            filling.granted(before, chunks);
+        }
+    }
+
+    /// Gives the transfer up. A kernel that writes the target itself runs to its end, which is the transfer's.
+    pub(crate) fn stop(&mut self, why: PutError) {
+        if let Self::Filling(filling) = self {
+            filling.stop(why);
+        }
+    }
+
+    pub(crate) fn dropped(&mut self) {
+        if let Self::Filling(filling) = self {
+            filling.dropped();
+        }
+    }
+
+    pub(crate) fn landed(&mut self) {
+        if let Self::Filling(filling) = self {
+            filling.landed();
+        }
+    }
+
+    pub(crate) fn refused(&mut self, refusal: Refusal) {
+        if let Self::Filling(filling) = self {
+            filling.refused(refusal);
+        }
+    }
+
+    /// Gives back what the transfer holds of the outbox. Call it when the transfer is over.
+    pub(crate) fn release(&mut self, outbox: &mut Outbox) {
+        if let Self::Filling(filling) = self {
+            filling.slots().into_iter().for_each(|slot| outbox.put_back(slot));
+        }
+    }
+
+    /// `Some` at the end.
+    pub(crate) fn step(
+        &mut self,
+        connection: &mut Connection,
+        context: &Context,
+        sender: &Sender<'_>,
+        outbox: &mut Outbox,
+    ) -> Option<Result<(), PutError>> {
+        match self {
+            Self::Direct(copy) => copy.step().map(|result| match connection.failure(true) {
+                Status::OK => result,
+                source => Err(PutError::Endpoint { source }),
+            }),
+            Self::Filling(filling) => {
+                let mut said = Vec::new();
+                let mut say = |body| said.push(body);
+                let mut desk = Desk { context, endpoint: &connection.raw, outbox, say: &mut say };
+                let ended = filling.step(&mut desk);
+                for body in said {
+                    connection.say(sender, body);
+                }
+                ended
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::driver::{CudaCode, CudaError};
+
+    const NEAR: Facts = Facts {
+        forced: None,
+        gpu: true,
+        between_gpus: true,
+        target: Ok(()),
+        slab_mapped: true,
+        same_gpu: false,
+        inbox: true,
+    };
+
+    #[test]
+    fn gpus_of_one_host_land_unless_asked_otherwise() {
+        assert_eq!(choose(&NEAR), Ok((Route::Landing, RouteReason::GpusOfOneHost)));
+        assert_eq!(choose(&Facts { same_gpu: true, ..NEAR }), Ok((Route::Direct, RouteReason::SameGpu)));
+        let asked = Facts { forced: Some(Route::Direct), ..NEAR };
+        assert_eq!(choose(&asked), Ok((Route::Direct, RouteReason::Forced)));
+        assert_eq!(choose(&Facts { slab_mapped: false, ..NEAR }), Ok((Route::Direct, RouteReason::TargetMapped)));
+    }
+
+    #[test]
+    fn what_cannot_be_mapped_is_staged_and_the_reason_said() {
+        let refused = NotImported::Refused(CudaError { call: "cuMemMap", code: CudaCode(1) });
+        for (target, reason) in [
+            (Err(NotImported::NotOffered), RouteReason::GpuNotMapped),
+            (Err(refused), RouteReason::GpuRefused),
+            (Err(NotImported::NoGpu), RouteReason::NoGpu),
+        ] {
+            let far = Facts { target, slab_mapped: false, ..NEAR };
+            assert_eq!(choose(&far), Ok((Route::Staged, reason)));
+            assert_eq!(choose(&Facts { inbox: false, ..far }), Err((Route::Landing, reason)));
+            let forced = Facts { forced: Some(Route::Direct), ..far };
+            assert_eq!(choose(&forced), Err((Route::Direct, reason)));
+        }
+        let alone = Facts { gpu: false, ..NEAR };
+        assert_eq!(choose(&alone), Err((Route::Landing, RouteReason::NoGpu)));
+    }
+
+    #[test]
+    fn host_memory_of_the_same_host_is_written_straight() {
+        let offload = Facts { between_gpus: false, ..NEAR };
+        assert_eq!(choose(&offload), Ok((Route::Direct, RouteReason::TargetMapped)));
+    }
+}

@@ -1,0 +1,213 @@
+//! The other process: this test binary again, which runs nothing but [`serve`].
+
+use std::ffi::{c_int, c_void};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+
+use kvferry_wire::{Context, ContextOptions, CudaOptions, Region, RegionCard, Worker};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Set in the other process, to what it is to be.
+const VARIABLE: &str = "KVFERRY_TEST_TARGET";
+
+/// Where the target's pool is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Kind {
+    /// GPU memory of the library's.
+    Allocated,
+    /// GPU memory of `cudaMalloc`.
+    Callers,
+    Host,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Setup {
+    /// The GPU, as the target sees them.
+    pub(crate) device: u32,
+    /// `CUDA_VISIBLE_DEVICES` of the target.
+    pub(crate) visible: Option<String>,
+    pub(crate) transports: Option<String>,
+    pub(crate) kind: Kind,
+    pub(crate) epoch: u64,
+    pub(crate) bytes: u64,
+    pub(crate) slab_bytes: u64,
+    pub(crate) slab_chunk_bytes: u32,
+}
+
+impl Setup {
+    pub(crate) fn new(bytes: u64) -> Self {
+        let (slab_bytes, slab_chunk_bytes) = (16 << 20, 1 << 20);
+        let (visible, transports, kind) = (None, None, Kind::Allocated);
+        Self { device: other_device(), visible, transports, kind, epoch: 0xb, bytes, slab_bytes, slab_chunk_bytes }
+    }
+}
+
+/// The second GPU, or the only one.
+pub(crate) fn other_device() -> u32 {
+    std::env::var("KVFERRY_TEST_DEVICE").map_or(1, |device| device.parse().unwrap())
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Ask {
+    Card,
+    Write(Vec<u8>),
+    Fill(u8),
+    Digest,
+    Memory,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Answer {
+    Card { address: Vec<u8>, card: Box<RegionCard> },
+    Digest(u64),
+    Memory { free: u64, descriptors: usize },
+    Done,
+}
+
+/// A process with a worker and one region, which peers write.
+pub(crate) struct Target {
+    pub(crate) address: Vec<u8>,
+    pub(crate) epoch: u64,
+    pub(crate) card: RegionCard,
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Target {
+    pub(crate) fn start(setup: &Setup) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--ignored", "--exact", "child::serve", "--nocapture"]);
+        command.env(VARIABLE, serde_json::to_string(setup).unwrap());
+        if let Some(visible) = &setup.visible {
+            command.env("CUDA_VISIBLE_DEVICES", visible);
+        }
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (mut input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let mut output = BufReader::new(output);
+        let Answer::Card { address, card } = ask(&mut input, &mut output, &Ask::Card) else { panic!("no card") };
+        Self { address, epoch: setup.epoch, card: *card, child, input, output }
+    }
+
+    fn ask(&mut self, question: &Ask) -> Answer {
+        ask(&mut self.input, &mut self.output, question)
+    }
+
+    /// Whether the region holds these bytes.
+    pub(crate) fn holds(&mut self, expected: &[u8]) -> bool {
+        let Answer::Digest(digest) = self.ask(&Ask::Digest) else { panic!("no digest") };
+        digest == xxh3_64(expected)
+    }
+
+    /// Fills the whole region with one byte.
+    pub(crate) fn fill(&mut self, byte: u8) {
+        assert!(matches!(self.ask(&Ask::Fill(byte)), Answer::Done));
+    }
+
+    /// Free bytes of the GPU, and open descriptors of the process.
+    pub(crate) fn footprint(&mut self) -> (u64, usize) {
+        let Answer::Memory { free, descriptors } = self.ask(&Ask::Memory) else { panic!("no footprint") };
+        (free, descriptors)
+    }
+
+    pub(crate) fn kill(&mut self) {
+        kill_process(Pid::from_child(&self.child), Signal::KILL).unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn ask(input: &mut ChildStdin, output: &mut BufReader<ChildStdout>, question: &Ask) -> Answer {
+    writeln!(input, "{}", serde_json::to_string(question).unwrap()).unwrap();
+    loop {
+        let mut line = String::new();
+        assert!(output.read_line(&mut line).unwrap() > 0, "the target is gone");
+        // The test harness prints lines of its own, and the name of the test in front of the first.
+        if let Some((_, answer)) = line.split_once("answer: ") {
+            return serde_json::from_str(answer).unwrap();
+        }
+    }
+}
+
+pub(crate) fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+#[test]
+#[ignore = "the other process of the tests here; does nothing by itself"]
+fn serve() {
+    let Ok(setup) = std::env::var(VARIABLE) else { return };
+    let setup: Setup = serde_json::from_str(&setup).unwrap();
+    let cuda = CudaOptions {
+        slab_bytes: setup.slab_bytes,
+        slab_chunk_bytes: setup.slab_chunk_bytes,
+        ..CudaOptions::new(setup.device)
+    };
+    let transports = setup.transports.clone();
+    let options = ContextOptions { transports, cuda: Some(cuda), ..Default::default() };
+    let context = Context::open(&options).unwrap();
+    let (worker, events) = Worker::start(&context, setup.epoch).unwrap();
+    let region = match setup.kind {
+        Kind::Allocated => context.allocate_device(setup.bytes).unwrap(),
+        Kind::Callers => callers(&context, setup.bytes),
+        Kind::Host => context.allocate(setup.bytes).unwrap(),
+    };
+    for line in std::io::stdin().lock().lines() {
+        let answer = match serde_json::from_str(&line.unwrap()).unwrap() {
+            Ask::Card => Answer::Card { address: worker.address().to_owned(), card: Box::new(region.card()) },
+            Ask::Write(bytes) => {
+                region.write(0, &bytes).unwrap();
+                Answer::Done
+            }
+            Ask::Fill(byte) => {
+                region.write(0, &vec![byte; setup.bytes as usize]).unwrap();
+                Answer::Done
+            }
+            Ask::Digest => {
+                let mut bytes = vec![0; setup.bytes as usize];
+                region.read(0, &mut bytes).unwrap();
+                Answer::Digest(xxh3_64(&bytes))
+            }
+            Ask::Memory => {
+                let (_, free, _) = context.gpu_memory().unwrap().unwrap();
+                Answer::Memory { free, descriptors: descriptors() }
+            }
+        };
+        while events.try_recv().is_ok() {}
+        println!("answer: {}", serde_json::to_string(&answer).unwrap());
+    }
+}
+
+/// Memory of `cuMemAlloc`, as a framework has it: through the driver, in the primary context, which the library has made.
+fn callers(context: &Context, bytes: u64) -> Region {
+    type Retain = unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int;
+    type SetCurrent = unsafe extern "C" fn(*mut c_void) -> c_int;
+    type Allocate = unsafe extern "C" fn(*mut u64, usize) -> c_int;
+    let device = serde_json::from_str::<Setup>(&std::env::var(VARIABLE).unwrap()).unwrap().device;
+    let (mut primary, mut base) = (std::ptr::null_mut(), 0);
+    // SAFETY: the driver is loaded by now.
+    let driver = unsafe { libloading::Library::new("libcuda.so.1") }.unwrap();
+    // SAFETY: the signature is that of `cuda.h`, here and below.
+    let retain = unsafe { driver.get::<Retain>("cuDevicePrimaryCtxRetain") }.unwrap();
+    // SAFETY: as above.
+    let set_current = unsafe { driver.get::<SetCurrent>("cuCtxSetCurrent") }.unwrap();
+    // SAFETY: as above.
+    let allocate = unsafe { driver.get::<Allocate>("cuMemAlloc_v2") }.unwrap();
+    // SAFETY: `primary` receives the context.
+    assert_eq!(unsafe { retain(&raw mut primary, device as c_int) }, 0);
+    // SAFETY: the context is retained, and never released.
+    assert_eq!(unsafe { set_current(primary) }, 0);
+    // SAFETY: `base` receives the address.
+    assert_eq!(unsafe { allocate(&raw mut base, bytes as usize) }, 0);
+    // SAFETY: the memory is never freed.
+    unsafe { context.register_device(base, bytes, Arc::new(())) }.unwrap()
+}

@@ -1,0 +1,13 @@
+//! GPU memory of one process copied into that of another: every byte checked against an oracle of plain loops, on one GPU and
+//! on two, with a target that dies. All of it needs a GPU: `ci/gpu-test`.
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "a test fails by panicking; its patterns wrap"
+)]
+
+mod child;
+mod end;
+mod killed;
+mod plan;
+mod right;

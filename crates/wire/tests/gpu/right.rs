@@ -1,0 +1,200 @@
+//! What arrives is what left, and nothing else changes.
+
+use kvferry_wire::{Context, PutError, Route, RouteReason, TransferId};
+
+use crate::child::{Kind, Setup, Target, descriptors};
+use crate::end::{End, pattern};
+use crate::plan::{Random, Shape, random};
+
+const BYTES: u64 = 4 << 20;
+
+/// Moves the shapes, and compares the whole of the target.
+fn check(end: &End, target: &mut Target, shapes: &[Shape], what: &str) {
+    let (endpoint, remote) = end.connect(target);
+    target.fill(0xee);
+    let mut expected = vec![0xee; target.card.bytes as usize];
+    let source = pattern(end.pool.bytes());
+    shapes.iter().for_each(|shape| shape.apply(&source, &mut expected));
+    let parts = shapes.iter().map(|shape| shape.part(&end.pool, remote)).collect();
+    end.put(endpoint, parts).unwrap_or_else(|error| panic!("{what}: {error}"));
+    assert!(target.holds(&expected), "{what}");
+    end.worker.close(endpoint).unwrap();
+}
+
+fn check_random(end: &End, target: &mut Target, rounds: u64) {
+    for round in 0..rounds {
+        for align in [1, 2, 4, 8, 16, 48] {
+            let mut numbers = Random(round * 100 + align);
+            let shapes = random(&mut numbers, align, BYTES);
+            check(end, target, &shapes, &format!("round {round}, alignment {align}: {shapes:?}"));
+        }
+    }
+}
+
+/// Sizes around those at which something changes: a word, a unit, a block of the kernel.
+fn check_sizes(end: &End, target: &mut Target) {
+    for size in [1, 3, 4, 8, 16, 24, 127, 128, 256, 511, 512, 513, 528, 656, 4096, 4112, 65536, 1 << 20] {
+        let count = (BYTES / size).min(3000) as u32;
+        let shapes = [Shape::blocks(size, count, &mut Random(size))];
+        check(end, target, &shapes, &format!("blocks of {size} B"));
+    }
+    for (units, tokens, cell) in [(8, 64, 128), (3, 16, 256), (5, 7, 24), (2, 16, 2), (1, 64, 576)] {
+        let slots = (BYTES / (units * tokens * cell)).min(20) as u32;
+        let shapes = [Shape::transposed(units, tokens, cell, slots, &mut Random(cell))];
+        check(end, target, &shapes, &format!("{units} units, {tokens} tokens, cells of {cell} B"));
+    }
+}
+
+#[test]
+#[ignore = "needs CUDA"]
+fn direct_into_another_process() {
+    let mut target = Target::start(&Setup::new(BYTES));
+    let end = End::start(Some(Route::Direct), None, BYTES);
+    check_sizes(&end, &mut target);
+    check_random(&end, &mut target, 8);
+}
+
+#[test]
+#[ignore = "needs CUDA"]
+fn direct_on_the_same_gpu() {
+    let mut target = Target::start(&Setup { device: 0, ..Setup::new(BYTES) });
+    let end = End::start(Some(Route::Direct), None, BYTES);
+    check_sizes(&end, &mut target);
+    check_random(&end, &mut target, 2);
+}
+
+#[test]
+#[ignore = "needs CUDA"]
+fn direct_to_a_gpu_that_this_process_does_not_see() {
+    // Both are device 0 to themselves.
+    let visible = Some(crate::child::other_device().to_string());
+    let mut target = Target::start(&Setup { device: 0, visible, ..Setup::new(BYTES) });
+    let end = End::start(Some(Route::Direct), None, BYTES);
+    check_sizes(&end, &mut target);
+}
+
+#[test]
+#[ignore = "needs CUDA"]
+fn landing_in_another_process() {
+    let mut target = Target::start(&Setup::new(BYTES));
+    let end = End::start(None, None, BYTES);
+    check_sizes(&end, &mut target);
+    check_random(&end, &mut target, 8);
+}
+
+#[test]
+#[ignore = "needs CUDA"]
+fn landing_in_memory_of_the_callers() {
+    let mut target = Target::start(&Setup { kind: Kind::Callers, ..Setup::new(BYTES) });
+    let end = End::start(None, None, BYTES);
+    check_sizes(&end, &mut target);
+    let (endpoint, remote) = end.connect(&target);
+    let part = Shape::blocks(4096, 100, &mut Random(1)).part(&end.pool, remote);
+    let stats = end.put(endpoint, vec![part]).unwrap();
+    assert_eq!((stats.route, stats.reason), (Route::Landing, RouteReason::GpusOfOneHost));
+    // What cudaMalloc gives is never mapped by another process.
+    let direct = End::start(Some(Route::Direct), None, BYTES);
+    let (endpoint, remote) = direct.connect(&target);
+    let part = Shape::blocks(4096, 100, &mut Random(1)).part(&direct.pool, remote);
+    let refused = Err(PutError::RouteUnavailable { route: Route::Direct });
+    assert_eq!(direct.put(endpoint, vec![part]), refused);
+}
+
+/// As between hosts: nothing is mapped, the bytes go through host memory and tcp.
+#[test]
+#[ignore = "needs CUDA"]
+fn staged_through_host_memory() {
+    let mut target = Target::start(&Setup { transports: Some("tcp".to_owned()), ..Setup::new(BYTES) });
+    let end = End::start(None, Some("tcp"), BYTES);
+    let (endpoint, remote) = end.connect(&target);
+    let part = Shape::blocks(4096, 100, &mut Random(1)).part(&end.pool, remote);
+    let stats = end.put(endpoint, vec![part]).unwrap();
+    assert_eq!((stats.route, stats.reason), (Route::Staged, RouteReason::GpuNotMapped));
+    check_sizes(&end, &mut target);
+    check_random(&end, &mut target, 2);
+}
+
+/// A slab of few small chunks: every credit is used again and again.
+#[test]
+#[ignore = "needs CUDA"]
+fn landing_in_a_slab_of_two_chunks() {
+    let mut target = Target::start(&Setup { slab_bytes: 128 << 10, slab_chunk_bytes: 64 << 10, ..Setup::new(BYTES) });
+    let end = End::start(Some(Route::Landing), None, BYTES);
+    check_sizes(&end, &mut target);
+}
+
+#[test]
+#[ignore = "needs CUDA"]
+fn two_sources_share_a_slab() {
+    let setup = Setup { slab_bytes: 256 << 10, slab_chunk_bytes: 64 << 10, ..Setup::new(2 * BYTES) };
+    let mut target = Target::start(&setup);
+    let ends = [End::start(None, None, BYTES), End::start(None, None, BYTES)];
+    target.fill(0xee);
+    let source = pattern(BYTES);
+    let mut expected = vec![0xee; 2 * BYTES as usize];
+    let shape = Shape::blocks(1024, (BYTES / 1024) as u32, &mut Random(5));
+    let connected: Vec<_> = ends.iter().map(|end| end.connect(&target)).collect();
+    for round in 0..20 {
+        for (half, (end, (endpoint, remote))) in ends.iter().zip(&connected).enumerate() {
+            let mut part = shape.part(&end.pool, *remote);
+            part.remote_base = half as u64 * BYTES;
+            end.worker.put(*endpoint, TransferId(round), vec![part]).unwrap();
+        }
+        for end in &ends {
+            end.done().unwrap();
+        }
+    }
+    expected.chunks_mut(BYTES as usize).for_each(|half| shape.apply(&source, half));
+    assert!(target.holds(&expected));
+}
+
+#[test]
+#[ignore = "needs CUDA"]
+fn from_a_gpu_into_host_memory() {
+    let mut target = Target::start(&Setup { kind: Kind::Host, ..Setup::new(BYTES) });
+    let end = End::start(None, None, BYTES);
+    check_sizes(&end, &mut target);
+}
+
+#[test]
+#[ignore = "needs CUDA"]
+fn from_host_memory_into_a_gpu() {
+    let mut target = Target::start(&Setup::new(BYTES));
+    let end = End::start_with(None, None, BYTES, Context::allocate);
+    check_sizes(&end, &mut target);
+}
+
+#[test]
+#[ignore = "needs CUDA"]
+fn rounds_leave_nothing_behind() {
+    rounds(Route::Direct);
+    rounds(Route::Landing);
+}
+
+fn rounds(route: Route) {
+    let mut target = Target::start(&Setup::new(BYTES));
+    let end = End::start(Some(route), None, BYTES);
+    let mut round = |seed: u64| {
+        let shapes = random(&mut Random(seed), 16, BYTES);
+        let (endpoint, remote) = end.connect(&target);
+        end.put(endpoint, shapes.iter().map(|shape| shape.part(&end.pool, remote)).collect()).unwrap();
+        end.worker.close(endpoint).unwrap();
+    };
+    (0..300).for_each(&mut round);
+    let free = || end.context.gpu_memory().unwrap().unwrap().1;
+    let before = (free(), descriptors());
+    (300..1300).for_each(&mut round);
+    let after = (free(), descriptors());
+    assert!(after.0 + (8 << 20) >= before.0, "GPU memory: {} B free, then {} B", before.0, after.0);
+    assert!(after.1 <= before.1 + 2, "descriptors: {} then {}", before.1, after.1);
+    let before = target.footprint();
+    (1300..1400).for_each(|seed| {
+        let shapes = random(&mut Random(seed), 16, BYTES);
+        let (endpoint, remote) = end.connect(&target);
+        end.put(endpoint, shapes.iter().map(|shape| shape.part(&end.pool, remote)).collect()).unwrap();
+        end.worker.close(endpoint).unwrap();
+    });
+    let after = target.footprint();
+    assert!(after.0 + (8 << 20) >= before.0, "GPU memory: {} B free, then {} B", before.0, after.0);
+    assert!(after.1 <= before.1 + 2, "the target's descriptors: {} then {}", before.1, after.1);
+}
