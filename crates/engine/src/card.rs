@@ -20,6 +20,8 @@ pub(crate) struct Card {
     /// Whether the rank makes checksums of what it sends, and checks those of what it gets.
     pub(crate) verify: bool,
     pub(crate) epoch: u64,
+    /// When this life of the rank began, in microseconds by its clock.
+    pub(crate) born: u64,
     pub(crate) ucx: Version,
     pub(crate) address: Vec<u8>,
     pub(crate) table: PageTable,
@@ -34,6 +36,7 @@ struct Contents {
     rank: u32,
     verify: bool,
     epoch: u64,
+    born: u64,
     ucx: (u32, u32, u32),
     address: Vec<u8>,
     table: Vec<u8>,
@@ -47,6 +50,7 @@ impl Card {
             rank: self.rank,
             verify: self.verify,
             epoch: self.epoch,
+            born: self.born,
             ucx: (self.ucx.major, self.ucx.minor, self.ucx.release),
             address: self.address.clone(),
             table: self.table.to_bytes(),
@@ -90,6 +94,7 @@ impl Card {
             rank: contents.rank,
             verify: contents.verify,
             epoch: contents.epoch,
+            born: contents.born,
             ucx: Version { major, minor, release },
             address: contents.address,
             table,

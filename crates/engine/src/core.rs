@@ -12,6 +12,8 @@ mod peers;
 mod receiving;
 mod recent;
 mod sending;
+#[cfg(test)]
+mod simulation;
 mod timers;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -85,10 +87,24 @@ pub(crate) struct Peer {
     /// Name of its instance.
     pub(crate) instance: String,
     pub(crate) rank: u32,
+    /// When this life of it began, in microseconds by its clock.
+    pub(crate) born: u64,
     pub(crate) rows: u64,
     pub(crate) template: Template,
     /// What the template was made of, and the source rank in it: for templates of some layers.
     pub(crate) assignment: Option<(Assignment, u32)>,
+}
+
+/// Who an engine is, for peers that know an earlier life of it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Introduction {
+    /// Name of its instance.
+    pub(crate) instance: String,
+    /// When this life of it began, in microseconds by its clock.
+    pub(crate) born: u64,
+    pub(crate) card: Vec<u8>,
+    /// From the first of the model's layers that this rank has to behind the last.
+    pub(crate) own_layers: std::ops::Range<u32>,
 }
 
 /// What the caller of the state machine must do, in order.
@@ -140,10 +156,7 @@ pub(crate) struct ToVerify {
 #[derive(Debug)]
 pub(crate) struct Core {
     limits: Limits,
-    /// The engine's own card and the name of its instance, for peers that know an earlier life of it.
-    introduction: (String, Vec<u8>),
-    /// From the first of the model's layers that this rank has to behind the last.
-    own_layers: std::ops::Range<u32>,
+    introduction: Introduction,
     links: BTreeMap<LinkId, LinkState>,
     /// By epoch.
     peers: BTreeMap<u64, PeerState>,
@@ -156,9 +169,11 @@ pub(crate) struct Core {
     puts: BTreeMap<PutId, (Ticket, u64)>,
     /// Greetings of peers that this side has not been told to connect to yet, by epoch, and when they were heard.
     early_hellos: BTreeMap<u64, (Instant, Hello)>,
-    /// Epochs that are being introduced, and those that others have taken the place of.
+    /// Epochs that are being introduced.
     introducing: BTreeSet<u64>,
-    replaced: Recent<u64, ()>,
+    /// Wants of lives of peers for which something may be on its way still, and lives of which not all of those are known.
+    unsettled: Recent<(u64, Serial), ()>,
+    doubtful: Recent<u64, ()>,
     timers: Timers,
     next_put: u64,
     next_serial: u64,
@@ -169,8 +184,7 @@ impl Core {
     pub(crate) fn new(limits: Limits) -> Self {
         Self {
             limits,
-            introduction: Default::default(),
-            own_layers: 0..0,
+            introduction: Introduction::default(),
             links: BTreeMap::new(),
             peers: BTreeMap::new(),
             receives: BTreeMap::new(),
@@ -180,7 +194,8 @@ impl Core {
             puts: BTreeMap::new(),
             early_hellos: BTreeMap::new(),
             introducing: BTreeSet::new(),
-            replaced: Recent::default(),
+            unsettled: Recent::default(),
+            doubtful: Recent::default(),
             timers: Timers::default(),
             next_put: 0,
             next_serial: 0,
@@ -188,10 +203,9 @@ impl Core {
         }
     }
 
-    /// Says who this engine is, and from which of the model's layers to behind which it has any.
-    pub(crate) fn introduce(&mut self, instance: String, card: Vec<u8>, own_layers: std::ops::Range<u32>) {
-        self.introduction = (instance, card);
-        self.own_layers = own_layers;
+    /// Says who this engine is.
+    pub(crate) fn introduce(&mut self, introduction: Introduction) {
+        self.introduction = introduction;
     }
 
     /// A message has arrived.
@@ -199,7 +213,7 @@ impl Core {
         match message {
             Message::Hello(hello) => self.hello(now, epoch, hello),
             Message::Welcome(call) => self.welcome(now, epoch, call),
-            Message::Bye(call) => self.bye(now, epoch, call),
+            Message::Bye(bye) => self.bye(now, epoch, bye),
             Message::Want(want) => self.want(now, epoch, want),
             Message::Got(about) => self.got(now, epoch, about),
             Message::Moved(moved) => self.moved(now, epoch, moved),
@@ -224,7 +238,7 @@ impl Core {
         let mut actions = Vec::new();
         while let Some(subject) = self.timers.pop(now) {
             actions.extend(match subject {
-                Subject::Link(link) => self.link_due(link),
+                Subject::Link(link) => self.link_due(now, link),
                 Subject::Peer(epoch) => self.peer_due(now, epoch),
                 Subject::Choice(key) => self.choice_due(now, key),
                 Subject::Incoming(key, epoch) => self.incoming_due(now, key, epoch),
@@ -241,8 +255,8 @@ impl Core {
         for (link, state) in &links {
             let writing = self.sends.iter().any(|(ticket, send)| ticket.link == *link && send.is_writing());
             let peers = state.peers.iter().filter_map(|epoch| Some((*epoch, self.peers.get(epoch)?)));
-            let goodbye = peers.map(|(epoch, peer)| say(epoch, Message::Bye(peer.own_call)));
-            actions.extend(goodbye.filter(|_| !writing));
+            let goodbye = peers.map(|(epoch, peer)| self.goodbye(epoch, peer.own_call, !writing));
+            actions.extend(goodbye);
         }
         let links = links.into_iter().filter(|(_, link)| link.deadline().is_some());
         actions.extend(links.map(|(link, _)| Action::NotConnected { link, error: ConnectError::Stopped }));

@@ -14,7 +14,7 @@ use kvferry_wire::{Context, ContextOptions, Region, Version, Worker};
 use crate::card::Card;
 use crate::completion::Completion;
 use crate::control;
-use crate::core::{Core, Handle, Limits, LinkId, PartSpec, Ticket, other};
+use crate::core::{Core, Handle, Introduction, Limits, LinkId, PartSpec, Ticket, other};
 use crate::error::{ConnectError, PeerName, PostError, PublishError, StartError};
 use crate::message::RequestKey;
 use crate::options::EngineOptions;
@@ -152,7 +152,12 @@ impl Engine {
         let own_layers = layers().min().unwrap_or(0)..layers().max().map_or(0, |last| last.saturating_add(1));
         let published = Published { table, regions };
         let card = self.card_of(&published);
-        state.core.introduce(self.shared.options.instance.clone(), card, own_layers);
+        state.core.introduce(Introduction {
+            instance: self.shared.options.instance.clone(),
+            born: self.shared.born,
+            card,
+            own_layers,
+        });
         state.published = Some(Arc::new(published));
         Ok(())
     }
@@ -171,6 +176,7 @@ impl Engine {
             rank: self.shared.options.rank,
             verify: self.shared.options.verify,
             epoch: self.shared.worker().epoch(),
+            born: self.shared.born,
             ucx: self.shared.context.ucx_version(),
             address: self.shared.worker().address().to_owned(),
             table: published.table.clone(),

@@ -27,7 +27,7 @@ pub(crate) struct CallId(pub(crate) u64);
 pub(crate) struct Hello {
     /// The peer's call that asks.
     pub(crate) call: CallId,
-    /// The call of this side that the peer knows of: a greeting that answers another starts nothing anew.
+    /// The call of this side that the peer answers with its own: such a greeting starts nothing anew.
     pub(crate) answers: Option<CallId>,
     /// Whether the peer is a source.
     pub(crate) source: bool,
@@ -35,12 +35,22 @@ pub(crate) struct Hello {
     pub(crate) instance: String,
     /// Rank in its instance.
     pub(crate) rank: u32,
+    /// When this life of it began, in microseconds by its clock.
+    pub(crate) born: u64,
     /// Digest of the template between the two ranks, as the peer computed it.
     pub(crate) template: Digest,
     /// Every want that the peer has sent so far has a serial below this one.
     pub(crate) floor: u64,
     /// The peer's card, for those who know an earlier life of it only.
     pub(crate) card: Vec<u8>,
+}
+
+/// The peer leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Bye {
+    pub(crate) call: CallId,
+    /// It writes nothing any more, and nothing that it had written is on its way.
+    pub(crate) settled: bool,
 }
 
 /// One want of one destination. A destination never uses a serial twice, so that what is late is told from what is new.
@@ -155,8 +165,8 @@ pub(crate) enum Message {
     Hello(Hello),
     /// The peer's answer to this side's call: it has a link of its own for the two ranks.
     Welcome(CallId),
-    /// The peer's call, and the link that it made, are over. It writes nothing any more.
-    Bye(CallId),
+    /// The peer's call, and the link that it made, are over.
+    Bye(Bye),
     /// From a destination. Answered by `Got`, or any word of how it goes.
     Want(Want),
     /// From a source: the want has come.
@@ -256,9 +266,9 @@ mod tests {
         let (call, answers, card) = (CallId(8), Some(CallId(2)), vec![1, 2]);
         let (template, instance) = (Digest(5), "prefill".to_owned());
         for message in [
-            Message::Hello(Hello { call, answers, source: true, instance, rank: 3, template, floor: 4, card }),
+            Message::Hello(Hello { call, answers, source: true, instance, rank: 3, born: 5, template, floor: 4, card }),
             Message::Welcome(CallId(1)),
-            Message::Bye(CallId(u64::MAX)),
+            Message::Bye(Bye { call: CallId(u64::MAX), settled: true }),
             Message::Want(Want { about, tokens: 0..128, bytes: 4096, plan: Digest(6), block_maps }),
             Message::Got(about),
             Message::Moved(Moved { about, bytes: 1 }),

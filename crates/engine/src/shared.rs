@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Instant, UNIX_EPOCH};
 
 use crossbeam::channel::Sender;
 use kvferry_layout::PageTable;
@@ -28,6 +28,8 @@ use crate::telemetry::Telemetry;
 pub(crate) struct Shared {
     pub(crate) options: EngineOptions,
     pub(crate) context: Context,
+    /// When the engine started, in microseconds by the clock of the host.
+    pub(crate) born: u64,
     /// Set before anybody else has this.
     worker: OnceLock<Worker>,
     pub(crate) chores: Sender<Chore>,
@@ -113,8 +115,9 @@ impl Shared {
             armed: None,
             stopped: false,
         };
-        let telemetry = Telemetry::new();
-        Arc::new(Self { options, context, worker: OnceLock::new(), chores, telemetry, state: Mutex::new(state) })
+        let born = UNIX_EPOCH.elapsed().map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or(u64::MAX));
+        let (worker, telemetry) = (OnceLock::new(), Telemetry::new());
+        Arc::new(Self { options, context, born, worker, chores, telemetry, state: Mutex::new(state) })
     }
 
     pub(crate) fn set_worker(&self, worker: Worker) {

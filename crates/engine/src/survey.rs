@@ -92,6 +92,7 @@ fn peer(
     Ok(Peer {
         instance: card.instance.clone(),
         rank: card.rank,
+        born: card.born,
         rows: assignment.rows(source_rank),
         template,
         assignment: Some((assignment.clone(), source_rank)),

@@ -5,7 +5,8 @@
 //! very call and has greeted itself: a greeting alone proves only that it once asked. A link that is given up says `Bye`.
 //!
 //! Numbers of calls grow. A `Hello` of a later call than the one a peer was known by says that it starts anew: what was under
-//! way with it is over, and it is greeted anew in turn, unless the `Hello` answers the greeting that was said last. A `Hello`
+//! way with it is over, and it is greeted anew in turn, unless the `Hello` is itself the answer to the greeting that was said
+//! last: whoever answers one has ended what was under way. A `Hello`
 //! from an epoch that nobody knows, of a rank that a link has, is a peer's next life.
 
 use std::collections::BTreeMap;
@@ -16,9 +17,9 @@ use kvferry_wire::Status;
 
 use super::peers::{Line, PeerState};
 use super::timers::Subject;
-use super::{Action, Core, LinkId, Peer, Resend, other, say};
+use super::{Action, Core, Introduction, LinkId, Peer, Resend, other, say};
 use crate::error::{ConnectError, PeerName};
-use crate::message::{CallId, Hello, Message, RequestKey};
+use crate::message::{Bye, CallId, Hello, Message, RequestKey};
 
 /// Greetings kept of peers that this side has not been told to connect to yet. Beyond that the oldest goes.
 pub(super) const EARLY_HELLOS_MAX: usize = 4096;
@@ -100,7 +101,7 @@ impl Core {
         let mut actions = Vec::with_capacity(2 * peers.len());
         for epoch in peers {
             if let Some(peer) = self.peers.get(&epoch) {
-                actions.push(say(epoch, Message::Bye(peer.own_call)));
+                actions.push(self.goodbye(epoch, peer.own_call, true));
             }
             actions.extend(self.retire(now, epoch));
         }
@@ -111,13 +112,14 @@ impl Core {
     pub(super) fn greet(&self, epoch: u64) -> Vec<Action> {
         let Some(peer) = self.peers.get(&epoch) else { return Vec::new() };
         let Some(link) = self.links.get(&peer.link) else { return Vec::new() };
-        let (instance, card) = self.introduction.clone();
+        let Introduction { instance, born, card, .. } = self.introduction.clone();
         let hello = Hello {
             call: peer.own_call,
-            answers: peer.call,
+            answers: peer.answers,
             source: link.side == Side::Source,
             instance,
             rank: link.rank,
+            born,
             template: peer.peer.template.digest(),
             floor: self.next_serial,
             card,
@@ -135,7 +137,7 @@ impl Core {
         }
         if hello.rank != peer.peer.rank || hello.template != peer.peer.template.digest() {
             let (link, peer) = (peer.link, peer.name);
-            return self.not_connected(link, ConnectError::PlansDiffer { peer });
+            return self.not_connected(now, link, ConnectError::PlansDiffer { peer });
         }
         let (link, own_call) = (peer.link, peer.own_call);
         let anew = peer.call.replace(hello.call).is_some_and(|call| call != hello.call);
@@ -145,7 +147,7 @@ impl Core {
         match peer.line {
             Line::Up if anew && hello.answers != Some(own_call) => {
                 peer.line = Line::Greeting { resend };
-                peer.own_call = CallId(self.next_call);
+                (peer.own_call, peer.answers) = (CallId(self.next_call), Some(hello.call));
                 self.next_call += 1;
                 self.timers.set(Subject::Peer(epoch), Some(resend.due));
                 actions = self.end_session(now, epoch, Status::ERR_CONNECTION_RESET);
@@ -154,6 +156,7 @@ impl Core {
             // There is no way to answer: it is made now, and answers then.
             Line::Down { due: Some(_) } | Line::Left => {
                 peer.line = Line::Down { due: None };
+                peer.answers = Some(hello.call);
                 self.timers.set(Subject::Peer(epoch), None);
                 return vec![Action::Dial { epoch }];
             }
@@ -175,8 +178,9 @@ impl Core {
         let mut links = self.links.iter().filter(|(_, state)| state.side == other(side));
         let place = links.find_map(|(link, state)| Some((*link, *state.peers.iter().find(|peer| known(peer))?)));
         match place {
-            // A life that is over does not take the place of the one that followed it.
-            Some(_) if self.replaced.get(&epoch).is_some() => Vec::new(),
+            // An earlier life, whose greeting comes late, does not take the place of the one that followed it. Clocks may
+            // differ from host to host, so one that is dead, or does not answer, is followed by any.
+            Some((_, known)) if !self.peers[&known].is_followed_by(hello.born, self.limits.resend) => Vec::new(),
             Some((link, old)) if !hello.card.is_empty() => {
                 if self.introducing.len() >= INTRODUCING_MAX || !self.introducing.insert(epoch) {
                     return Vec::new();
@@ -213,7 +217,12 @@ impl Core {
         }
     }
 
-    pub(super) fn bye(&mut self, now: Instant, epoch: u64, call: CallId) -> Vec<Action> {
+    /// Takes leave of a peer. `stopped`: nothing is written to it any more.
+    pub(super) fn goodbye(&self, epoch: u64, call: CallId, stopped: bool) -> Action {
+        say(epoch, Message::Bye(Bye { call, settled: stopped && self.all_settled(epoch) }))
+    }
+
+    pub(super) fn bye(&mut self, now: Instant, epoch: u64, Bye { call, settled }: Bye) -> Vec<Action> {
         if self.early_hellos.get(&epoch).is_some_and(|(_, hello)| hello.call == call) {
             self.early_hellos.remove(&epoch);
         }
@@ -223,13 +232,13 @@ impl Core {
             peer.line = Line::Left;
             self.timers.set(Subject::Peer(epoch), None);
         }
-        let source = Status::ERR_CONNECTION_RESET;
-        if self.links.get(&link).is_some_and(|link| link.deadline.is_some()) {
-            return self.not_connected(link, ConnectError::Lost { peer: name, source });
-        }
-        let mut actions = self.end_session(now, epoch, source);
+        let status = Status::ERR_CONNECTION_RESET;
+        let given_up = self.lost_while_connecting(now, link, name, status);
+        let mut actions = given_up.unwrap_or_else(|| self.end_session(now, epoch, status));
         // Whoever leaves has no request under way, and will not begin one of the link that it has forgotten.
-        actions.extend(self.source_silenced(epoch));
+        if settled {
+            actions.extend(self.source_silenced(epoch));
+        }
         actions
     }
 
@@ -255,30 +264,21 @@ impl Core {
     }
 
     /// Forgets a link whose handshake failed. A link that is up stays, whatever its peers say now.
-    pub(super) fn not_connected(&mut self, link: LinkId, error: ConnectError) -> Vec<Action> {
+    pub(super) fn not_connected(&mut self, now: Instant, link: LinkId, error: ConnectError) -> Vec<Action> {
         if self.links.get(&link).is_none_or(|link| link.deadline.is_none()) {
             return Vec::new();
         }
-        // No request was posted on it.
-        let peers = self.links.remove(&link).map(|state| state.peers).unwrap_or_default();
-        self.timers.set(Subject::Link(link), None);
-        let mut actions = Vec::new();
-        for epoch in peers {
-            if let Some(peer) = self.peers.remove(&epoch) {
-                self.timers.set(Subject::Peer(epoch), None);
-                actions.push(say(epoch, Message::Bye(peer.own_call)));
-                actions.push(Action::Forget { epoch });
-            }
-        }
+        // No request was posted on it, but a peer may have something from an earlier link.
+        let mut actions = self.disconnect(now, link).unwrap_or_default();
         actions.push(Action::NotConnected { link, error });
         actions
     }
 
-    pub(super) fn link_due(&mut self, link: LinkId) -> Vec<Action> {
+    pub(super) fn link_due(&mut self, now: Instant, link: LinkId) -> Vec<Action> {
         let Some(state) = self.links.get(&link).filter(|link| link.deadline.is_some()) else { return Vec::new() };
         let peers = state.peers.iter().filter_map(|epoch| self.peers.get(epoch));
         let silent = peers.filter(|peer| !peer.is_up()).map(|peer| peer.name).next();
         let waited = self.limits.patience;
-        silent.map_or_else(Vec::new, |peer| self.not_connected(link, ConnectError::NoAnswer { peer, waited }))
+        silent.map_or_else(Vec::new, |peer| self.not_connected(now, link, ConnectError::NoAnswer { peer, waited }))
     }
 }

@@ -25,6 +25,8 @@ pub(super) struct Outgoing {
     pub(super) sent: Sent,
     pub(super) checks: Vec<PartCheck>,
     pub(super) state: State,
+    /// Nothing that a write had posted before it failed is on its way still.
+    pub(super) settled: bool,
     /// An announcement, a report or the word that it has stopped, which has not been answered.
     pub(super) asks: Option<Resend>,
     /// The wire says the report when the last write has ended.
@@ -49,7 +51,7 @@ pub(super) enum State {
     /// All is written; the destination has not said that it is what it expected.
     Reporting,
     /// It ends badly. Once no write is in flight, the destination is told, unless it cannot be or needs not be.
-    Stopping { reason: Refusal, settled: bool, tell: bool },
+    Stopping { reason: Refusal, tell: bool },
     /// For good.
     Over { well: bool },
 }
@@ -78,6 +80,7 @@ impl Outgoing {
             sent,
             checks: Vec::new(),
             state: State::Open,
+            settled: true,
             asks: None,
             told: false,
             settling: None,
@@ -133,8 +136,8 @@ impl Outgoing {
         match self.state {
             State::Open if self.want.is_none() => Some(Message::Announce(key)),
             State::Reporting => self.report(note),
-            State::Stopping { reason, settled, tell: true } if self.puts.is_empty() => {
-                Some(Message::Stopped(Stopped { about: self.about()?, reason, settled }))
+            State::Stopping { reason, tell: true } if self.puts.is_empty() => {
+                Some(Message::Stopped(Stopped { about: self.about()?, reason, settled: self.settled }))
             }
             _ => None,
         }

@@ -23,6 +23,8 @@ pub(super) struct PeerState {
     pub(super) dial_wait: Duration,
     /// This side's call, which the peer has to welcome.
     pub(super) own_call: CallId,
+    /// The peer's call that this side's call is the answer to.
+    pub(super) answers: Option<CallId>,
     /// The peer's call that its side of the link was made with, once it has said so.
     pub(super) call: Option<CallId>,
     /// Of a source: what is known of it as such.
@@ -106,12 +108,33 @@ impl PeerState {
     pub(super) fn new(link: LinkId, name: PeerName, peer: Peer, own_call: CallId, resend: Resend) -> Self {
         let line = Line::Greeting { resend };
         let (source, destination) = Default::default();
-        Self { link, name, peer, line, dial_wait: resend.wait, own_call, call: None, source, destination }
+        Self {
+            link,
+            name,
+            peer,
+            line,
+            dial_wait: resend.wait,
+            own_call,
+            answers: None,
+            call: None,
+            source,
+            destination,
+        }
     }
 
     /// Both sides have greeted each other and can be spoken to.
     pub(super) fn is_up(&self) -> bool {
         matches!(self.line, Line::Up) && self.call.is_some()
+    }
+
+    /// Whether a life that began at `born` can be the next of this one.
+    pub(super) fn is_followed_by(&self, born: u64, resend: Duration) -> bool {
+        match self.line {
+            Line::Dead => true,
+            // It was tried again, in vain.
+            Line::Down { .. } if self.dial_wait > 2 * resend => true,
+            _ => born > self.peer.born,
+        }
     }
 
     /// A word to it may arrive.
@@ -130,8 +153,9 @@ impl Core {
         let (link, name, due) = (peer.link, peer.name, now + peer.dial_wait);
         peer.dial_wait = (2 * peer.dial_wait).min(RESEND_MAX);
         peer.line = Line::Down { due: Some(due) };
+        peer.answers = None;
         self.timers.set(Subject::Peer(epoch), Some(due));
-        if let Some(actions) = self.lost_while_connecting(link, name, status) {
+        if let Some(actions) = self.lost_while_connecting(now, link, name, status) {
             return actions;
         }
         self.end_session(now, epoch, status)
@@ -146,10 +170,8 @@ impl Core {
             self.timers.set(Subject::Peer(epoch), None);
         }
         let status = Status::ERR_CONNECTION_RESET;
-        if let Some(actions) = self.lost_while_connecting(link, name, status) {
-            return actions;
-        }
-        let mut actions = self.end_session(now, epoch, status);
+        let given_up = self.lost_while_connecting(now, link, name, status);
+        let mut actions = given_up.unwrap_or_else(|| self.end_session(now, epoch, status));
         actions.extend(self.source_silenced(epoch));
         actions
     }
@@ -242,7 +264,6 @@ impl Core {
         };
         *place = epoch;
         let name = PeerName { side: super::other(state.side), rank: peer.rank };
-        self.replaced.insert(old, ());
         let mut actions = self.retire(now, old);
         let resend = Resend::new(now, &self.limits);
         let own_call = CallId(self.next_call);
@@ -260,8 +281,14 @@ impl Core {
     }
 
     /// `None` if the link's handshake is over.
-    fn lost_while_connecting(&mut self, link: LinkId, peer: PeerName, source: Status) -> Option<Vec<Action>> {
+    pub(super) fn lost_while_connecting(
+        &mut self,
+        now: Instant,
+        link: LinkId,
+        peer: PeerName,
+        source: Status,
+    ) -> Option<Vec<Action>> {
         self.links.get(&link)?.deadline()?;
-        Some(self.not_connected(link, ConnectError::Lost { peer, source }))
+        Some(self.not_connected(now, link, ConnectError::Lost { peer, source }))
     }
 }

@@ -30,6 +30,10 @@ impl<K: Copy + Ord, V> Recent<K, V> {
         Some(forgotten)
     }
 
+    pub(super) fn keys(&self) -> impl Iterator<Item = &K> {
+        self.entries.keys()
+    }
+
     pub(super) fn get(&self, key: &K) -> Option<&V> {
         self.entries.get(key)
     }

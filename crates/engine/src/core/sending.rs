@@ -16,7 +16,7 @@ use super::peers::blocks;
 use super::timers::Subject;
 use super::{Action, Core, Handle, PutId, Resend, Ticket, say};
 use crate::error::{PartError, Phase, PostError, PushError, RequestError, TransferError};
-use crate::message::{About, Message, Moved, PartCheck, Refusal, Refused, RequestKey, Stopped, Want};
+use crate::message::{About, Message, Moved, PartCheck, Refusal, Refused, RequestKey, Serial, Stopped, Want};
 use crate::report::Sent;
 
 /// Receives that one peer may post ahead of the sends that serve them, and the blocks that they may name together.
@@ -195,7 +195,7 @@ impl Core {
         spec: PartSpec,
         ready: bool,
     ) -> Result<(usize, Vec<Action>), PushError> {
-        let own_layers = self.own_layers.clone();
+        let own_layers = self.introduction.own_layers.clone();
         let send = self.sends.get_mut(&ticket).filter(|send| !send.ended).ok_or(PushError::Ended)?;
         send.push(spec, &own_layers, ready)?;
         let index = send.pushed.len() - 1;
@@ -237,10 +237,12 @@ impl Core {
             let again = part.question(about.key, &self.sends[&ticket].note).unwrap_or(Message::Got(about));
             return vec![say(epoch, again)];
         }
-        let nack = |reason| vec![say(epoch, Message::Stopped(Stopped { about, reason, settled: true }))];
+        let settled = self.is_settled(epoch, about.serial);
+        let nack = |reason| vec![say(epoch, Message::Stopped(Stopped { about, reason, settled }))];
         let reason = self.sent.get(&ticket).copied();
         let Some(peer) = self.peer_on(epoch, Side::Destination) else { return Vec::new() };
-        if peer.destination.is_finished(about.serial) {
+        let known = peer.destination.wants.get(&about.key).is_some_and(|want| want.about == about);
+        if !known && peer.destination.is_finished(about.serial) {
             return nack(reason.unwrap_or(Refusal::Unknown));
         }
         match peer.destination.wants.get(&about.key).map(|earlier| earlier.about.serial) {
@@ -294,9 +296,9 @@ impl Core {
                     return part.question(about.key, &note).map(|again| say(epoch, again)).into_iter().collect();
                 }
                 // It may be heard again before its writes have ended.
-                State::Stopping { tell: false, reason, settled } => {
+                State::Stopping { tell: false, reason } => {
                     if let Some(part) = self.part(ticket, epoch) {
-                        part.state = State::Stopping { reason, settled, tell: true };
+                        part.state = State::Stopping { reason, tell: true };
                     }
                     return self.puts_ended(now, ticket, epoch);
                 }
@@ -323,7 +325,25 @@ impl Core {
             }
             peer.destination.finish(about.serial);
         }
-        vec![say(epoch, Message::Stopped(Stopped { about, reason: Refusal::Cancelled, settled: true }))]
+        let settled = self.is_settled(epoch, about.serial);
+        vec![say(epoch, Message::Stopped(Stopped { about, reason: Refusal::Cancelled, settled }))]
+    }
+
+    /// Whether nothing that was written for a want is on its way still. It outlives the send, the link and the memory of both.
+    fn is_settled(&self, epoch: u64, serial: Serial) -> bool {
+        self.unsettled.get(&(epoch, serial)).is_none() && self.doubtful.get(&epoch).is_none()
+    }
+
+    /// What was written for a want may be on its way for as long as this process lives.
+    fn unsettle(&mut self, epoch: u64, serial: Serial) {
+        if let Some((forgotten, _)) = self.unsettled.insert((epoch, serial), ()) {
+            self.doubtful.insert(forgotten, ());
+        }
+    }
+
+    /// Whether nothing that was written to a peer is on its way still.
+    pub(super) fn all_settled(&self, epoch: u64) -> bool {
+        self.doubtful.get(&epoch).is_none() && !self.unsettled.keys().any(|(of, _)| *of == epoch)
     }
 
     /// Writes to a destination what has been pushed and is ready, if it has said where to.
@@ -449,14 +469,15 @@ impl Core {
                 part.settling = Some(now);
             }
             Err(source) => {
-                if let State::Stopping { settled, .. } = &mut part.state {
-                    *settled &= !source.may_still_arrive();
-                } else if part.state == State::Open {
-                    let (peer, moved, expected) = (part.name, part.moved(), part.expected());
+                part.settled &= !source.may_still_arrive();
+                let (about, settled, open) = (part.about(), part.settled, part.state == State::Open);
+                let (peer, moved, expected) = (part.name, part.moved(), part.expected());
+                if let Some(about) = about.filter(|_| !settled) {
+                    self.unsettle(epoch, about.serial);
+                }
+                if open {
                     let error = TransferError::Put { peer, moved, expected, source };
                     let error = PartError { epoch, phase: Phase::Moving, error };
-                    part.state =
-                        State::Stopping { reason: Refusal::Failed, settled: !source.may_still_arrive(), tell: true };
                     return self.stop_part(now, ticket, epoch, Refusal::Failed, Some(error));
                 }
             }
@@ -579,8 +600,7 @@ impl Core {
             if part.is_over() {
                 continue;
             }
-            let settled = !matches!(part.state, State::Stopping { settled: false, .. });
-            part.state = State::Stopping { reason: Refusal::Failed, settled, tell: false };
+            part.state = State::Stopping { reason: Refusal::Failed, tell: false };
             let error = PartError { epoch, phase, error: TransferError::Lost { peer, moved, expected, source } };
             actions.extend(self.stop_part(now, ticket, epoch, Refusal::Failed, failed.then_some(error)));
         }
@@ -653,7 +673,7 @@ impl Core {
         let Some(part) = self.part(ticket, epoch) else { return Vec::new() };
         if let State::Open | State::Reporting = part.state {
             let tell = part.want.is_some();
-            part.state = State::Stopping { reason, settled: true, tell };
+            part.state = State::Stopping { reason, tell };
         }
         part.asks = None;
         let posted = part.puts.iter().filter(|(_, put)| put.posted);
