@@ -56,8 +56,10 @@ impl Engine {
             inbox_bytes: options.inbox_bytes,
             chunk_bytes: options.chunk_bytes,
             copy_threads: options.copy_threads,
+            cpus: options.cpus.clone(),
             // The engine gives a write up first: then the peer is asked to agree, and cut off only if it does not.
             stall_deadline: options.patience + options.patience / 4,
+            ..ContextOptions::default()
         })?;
         let limits = Limits {
             patience: options.patience,

@@ -59,6 +59,8 @@ pub struct EngineOptions {
     pub chunk_bytes: u32,
     /// Threads that copy into memory of peers on the host.
     pub copy_threads: usize,
+    /// Processors to keep the progress thread on. Empty leaves it to the system.
+    pub cpus: Vec<usize>,
 }
 
 impl Default for EngineOptions {
@@ -75,6 +77,7 @@ impl Default for EngineOptions {
             inbox_bytes: 64 << 20,
             chunk_bytes: 256 << 10,
             copy_threads: 1,
+            cpus: Vec::new(),
         }
     }
 }

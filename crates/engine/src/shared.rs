@@ -116,8 +116,8 @@ impl Shared {
             stopped: false,
         };
         let born = UNIX_EPOCH.elapsed().map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or(u64::MAX));
-        let (worker, telemetry) = (OnceLock::new(), Telemetry::new());
-        Arc::new(Self { options, context, born, worker, chores, telemetry, state: Mutex::new(state) })
+        let telemetry = Telemetry::new();
+        Arc::new(Self { options, context, born, worker: OnceLock::new(), chores, telemetry, state: Mutex::new(state) })
     }
 
     pub(crate) fn set_worker(&self, worker: Worker) {

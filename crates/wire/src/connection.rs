@@ -20,7 +20,7 @@ use crate::raw::{Closing, Operation, RawEndpoint, RawWorker};
 use crate::region::{OwnerId, RegionCard};
 use crate::route::{CMA_WITH_ERROR_HANDLING, Facts, PUTS_NOT_EMULATED};
 use crate::share::Mapped;
-use crate::transfer::Work;
+use crate::transfer::{Direction, Work};
 
 /// The key of the peer's inbox, apart from those that callers import.
 pub(crate) const INBOX_KEY: KeyId = KeyId(u64::MAX);
@@ -150,6 +150,7 @@ impl Connection {
         let cma = context.ucx_version() >= CMA_WITH_ERROR_HANDLING && context.options().allows_cma();
         Facts {
             forced: context.options().route,
+            pulled: work.direction == Direction::Get,
             bytes: work.size.bytes,
             runs: work.size.runs,
             target_mapped: self.targets(work).is_some(),

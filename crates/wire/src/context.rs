@@ -12,13 +12,14 @@ use std::ffi::CString;
 use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use ucx_sys::{Status, Ucx, Version};
 
 use crate::error::{OpenError, RegionError};
 use crate::memory::HostMemory;
-use crate::options::ContextOptions;
+use crate::options::{ContextOptions, Pages};
 use crate::region::{Region, RegionId, WeakRegion};
 
 /// One UCX instance. Cheap to clone; lives until the last clone, region and worker are gone.
@@ -33,6 +34,8 @@ struct Inner {
     ucx: &'static Ucx,
     raw: NonNull<ucx_sys::ucp_context>,
     options: ContextOptions,
+    /// Workers started so far.
+    workers: AtomicUsize,
     /// What peers may name as a target of bytes that this process scatters for them.
     regions: Mutex<BTreeMap<RegionId, WeakRegion>>,
 }
@@ -70,6 +73,7 @@ impl Context {
         if options.names_shared_memory() {
             enable_shared_memory();
         }
+        let _unchanged = environment_unchanged();
         let config = Config::read(ucx)?;
         if std::env::var_os("UCX_RNDV_THRESH").is_none() {
             config.set("RNDV_THRESH", "inf")?;
@@ -89,7 +93,7 @@ impl Context {
         match NonNull::new(raw) {
             Some(raw) if status == Status::OK => {
                 let (options, regions) = (options.clone(), Mutex::default());
-                Ok(Self { inner: Arc::new(Inner { ucx, raw, options, regions }) })
+                Ok(Self { inner: Arc::new(Inner { ucx, raw, options, workers: AtomicUsize::new(0), regions }) })
             }
             _ if status == Status::ERR_NO_DEVICE => {
                 let given = || std::env::var("UCX_TLS").unwrap_or_else(|_| "all".to_owned());
@@ -118,7 +122,17 @@ impl Context {
     ///
     /// [`RegionError`]: 0 bytes, no memory, or UCX refuses to register.
     pub fn allocate(&self, bytes: u64) -> Result<Region, RegionError> {
-        let memory = HostMemory::allocate(bytes)?;
+        self.allocate_in(bytes, Pages::Normal)
+    }
+
+    /// As [`allocate`](Self::allocate), in pages of the caller's choice.
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError`]: as there, and [`RegionError::HugePages`] if there are not enough of them. Normal ones are not taken
+    /// in their place.
+    pub fn allocate_in(&self, bytes: u64, pages: Pages) -> Result<Region, RegionError> {
+        let memory = HostMemory::allocate(bytes, pages)?;
         Region::register(self, memory)
     }
 
@@ -154,6 +168,13 @@ impl Context {
         &self.inner.options
     }
 
+    /// The processor for the thread of the next worker, if the options name any.
+    pub(crate) fn next_cpu(&self) -> Option<usize> {
+        let worker = self.inner.workers.fetch_add(1, Ordering::Relaxed); // any order of them will do
+        let cpus = &self.inner.options.cpus;
+        cpus.get(worker.checked_rem(cpus.len())?).copied()
+    }
+
     pub(crate) fn add_region(&self, id: RegionId, region: WeakRegion) {
         self.inner.regions.lock().insert(id, region);
     }
@@ -176,13 +197,23 @@ impl Context {
     }
 }
 
+/// Held for writing while this crate changes the environment, and for reading while it has UCX read it: when a context is
+/// opened, and when a worker is created.
+static ENVIRONMENT: RwLock<()> = RwLock::new(());
+
+/// Keeps this crate from changing the environment.
+pub(crate) fn environment_unchanged() -> RwLockReadGuard<'static, ()> {
+    ENVIRONMENT.read()
+}
+
 /// UCX leaves shared memory unused under peer error handling unless these are set. They are read from the environment only:
 /// `ucp_config_modify` of 1.13 accepts them without effect.
 fn enable_shared_memory() {
+    let _alone = ENVIRONMENT.write();
     for name in ["UCX_POSIX_ERROR_HANDLING", "UCX_SYSV_ERROR_HANDLING"] {
         if std::env::var_os(name).is_none() {
-            // SAFETY: `set_var` races with threads that read the environment without Rust's lock. UCX reads it inside
-            // `ucp_config_read`, on this thread, after this. A program that reads it from C on another thread must open its
+            // SAFETY: `set_var` races with threads that read the environment without Rust's lock. This crate's own calls of
+            // UCX that do wait for `ENVIRONMENT`. A program that reads it from C on another thread must open its
             // contexts before it starts that thread: `ucx_sys::load` asks the same of it.
             unsafe { std::env::set_var(name, "y") }
         }

@@ -4,6 +4,8 @@
 //!
 //! Each clause was needed in a measurement on UCX 1.22: over its default transports 90 of 100 messages overtook the put in
 //! front of them, and a flush succeeded although every put before it had failed.
+//!
+//! Bytes that were read are there when every get has completed well.
 
 use std::rc::Rc;
 
@@ -13,17 +15,19 @@ use crate::context::Context;
 use crate::error::PutError;
 use crate::raw::{Batch, Operation, Put, RawEndpoint};
 use crate::region::Region;
+use crate::transfer::Direction;
 
 /// Puts that are to be known to have arrived, together.
 pub(crate) struct Delivery {
+    direction: Direction,
     batch: Rc<Batch>,
     flush: Option<Operation>,
 }
 
 impl Delivery {
-    /// Of puts that read `held`, which lives until none of them does.
-    pub(crate) fn new(context: &Context, held: Vec<Region>) -> Self {
-        Self { batch: Batch::new(context, held), flush: None }
+    /// Of puts that read `held`, or gets that write it. It lives until none of them does.
+    pub(crate) fn new(context: &Context, direction: Direction, held: Vec<Region>) -> Self {
+        Self { direction, batch: Batch::new(context, direction, held), flush: None }
     }
 
     pub(crate) fn put(&mut self, endpoint: &RawEndpoint, put: &Put) {
@@ -47,7 +51,14 @@ impl Delivery {
                 return None;
             }
             if self.has_failed() {
-                return Some(Err(PutError::Put { source: self.batch.first_error() }));
+                let source = self.batch.first_error();
+                return Some(Err(match self.direction {
+                    Direction::Put => PutError::Put { source },
+                    Direction::Get => PutError::Get { source },
+                }));
+            }
+            if self.direction == Direction::Get {
+                return Some(Ok(()));
             }
         }
         let flushed = self.flush.get_or_insert_with(|| endpoint.flush()).result()?;

@@ -12,16 +12,16 @@ use std::thread;
 
 use crossbeam::channel::{Sender, unbounded};
 
-use crate::copy::{self, Stores};
-use crate::cursor::Cursor;
+use crate::copy::{self, Stores, Window};
+use crate::cursor::{Cursor, Run};
 use crate::error::{OpenError, PutError};
 use crate::share::Mapped;
-use crate::transfer::Work;
+use crate::transfer::{Direction, Work};
 
 /// Copied between two looks at everything else, a tenth of a millisecond's worth.
 const SLICE_BYTES: u64 = 512 << 10;
 
-/// A transfer into mapped memory. Dropping it keeps the threads that help from taking more of it.
+/// A transfer into mapped memory, or out of it. Dropping it keeps the threads that help from taking more of it.
 pub(crate) struct Direct {
     job: Arc<Job>,
 }
@@ -29,7 +29,7 @@ pub(crate) struct Direct {
 /// What the threads share. Each takes the next slice of the stream until there is none.
 struct Job {
     work: Arc<Work>,
-    /// The mapping of each part's target.
+    /// The mapping of each part's remote memory.
     targets: Vec<Arc<Mapped>>,
     /// Bytes of the slices that somebody has taken; past the end when there is nothing to take.
     taken: AtomicU64,
@@ -65,13 +65,24 @@ impl Job {
             // Known one ahead, so that its first lines are on their way while this run is copied.
             let after = if left > 0 { cursor.next(shapes, left) } else { None };
             if let Some(after) = after {
-                self.work.locals[after.part].window().prefetch(after.local_offset, after.bytes);
-                self.targets[after.part].window().prefetch_target(after.remote_offset);
+                let [source, target] = self.ends(after);
+                source.0.prefetch(source.1, after.bytes);
+                target.0.prefetch_target(target.1);
             }
-            let (source, target) = (self.work.locals[run.part].window(), self.targets[run.part].window());
-            let copied = target.copy_from(run.remote_offset, source, run.local_offset, run.bytes, Stores::Streaming);
+            let [source, target] = self.ends(run);
+            let copied = target.0.copy_from(target.1, source.0, source.1, run.bytes, Stores::Streaming);
             debug_assert!(copied.is_some(), "the shapes were checked against both regions");
             next = after;
+        }
+    }
+
+    /// Where a run comes from, and where it goes.
+    fn ends(&self, run: Run) -> [(Window<'_>, u64); 2] {
+        let local = (self.work.locals[run.part].window(), run.local_offset);
+        let remote = (self.targets[run.part].window(), run.remote_offset);
+        match self.work.direction {
+            Direction::Put => [local, remote],
+            Direction::Get => [remote, local],
         }
     }
 

@@ -45,6 +45,12 @@ pub enum OpenError {
     /// There is no memory for the inbox. Ask for a smaller one.
     #[error("cannot set up the inbox")]
     Inbox(#[from] RegionError),
+    /// This process may not run on a processor that the options name.
+    #[error("cannot run on processor {cpu}")]
+    Processor {
+        /// Its number.
+        cpu: usize,
+    },
     /// The operating system refused a thread or a file descriptor.
     #[error("cannot start the progress thread")]
     System(#[from] std::io::Error),
@@ -60,6 +66,12 @@ pub enum RegionError {
     /// The machine has not got so much memory, or the address range wraps. Ask for less.
     #[error("cannot allocate {bytes} B")]
     Allocation {
+        /// Bytes asked for.
+        bytes: u64,
+    },
+    /// The system has not so many huge pages. Set more aside (`vm.nr_hugepages`), or take normal ones.
+    #[error("no {bytes} B of huge pages")]
+    HugePages {
         /// Bytes asked for.
         bytes: u64,
     },
@@ -217,6 +229,12 @@ pub enum PutError {
         /// UCX's reason for the first that failed.
         source: Status,
     },
+    /// A read failed: the peer's memory is not there, or the transport lost it.
+    #[error("a get failed")]
+    Get {
+        /// UCX's reason for the first that failed.
+        source: Status,
+    },
     /// The peer has undone the registration of this memory. Ask it for its cards.
     #[error("the target region of {bytes} B at {base:#x} is not registered any more")]
     Withdrawn {
@@ -256,6 +274,7 @@ impl PutError {
         match self {
             Self::Endpoint { .. } | Self::Put { .. } | Self::Flush { .. } => true,
             Self::Cancelled
+            | Self::Get { .. }
             | Self::Withdrawn { .. }
             | Self::Refused { .. }
             | Self::RouteUnavailable { .. }

@@ -133,9 +133,9 @@ impl InFlight {
         }
     }
 
-    pub(crate) fn granted(&mut self, chunks: &[u32]) {
+    pub(crate) fn granted(&mut self, before: u64, chunks: &[u32]) {
         if let Carrier::Inbox(filling) = &mut self.carrier {
-            filling.granted(chunks);
+            filling.granted(before, chunks);
         }
     }
 

@@ -16,6 +16,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use crate::copy::{self, Stores};
 use crate::error::RegionError;
+use crate::options::Pages;
 use crate::share::{Share, ShareCard};
 
 /// A live range of host memory.
@@ -47,10 +48,13 @@ unsafe impl Sync for HostMemory {}
 impl HostMemory {
     /// Maps `bytes` of zeroed memory that peers on this host can map too, or, where the system has no memory files, that
     /// they cannot. Pages are taken when first touched.
-    pub(crate) fn allocate(bytes: u64) -> Result<Self, RegionError> {
+    pub(crate) fn allocate(bytes: u64, pages: Pages) -> Result<Self, RegionError> {
         let length = length(bytes)?;
-        if let Some(share) = Share::create(length) {
+        if let Some(share) = Share::create(length, pages) {
             return Ok(Self { base: share.base(), bytes: length, owner: Owner::Share(share), copies: RwLock::new(()) });
+        }
+        if pages == Pages::Huge {
+            return Err(RegionError::HugePages { bytes });
         }
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice replaces nothing.
         let mapping =
@@ -153,7 +157,7 @@ mod tests {
 
     #[test]
     fn memory_is_zeroed_and_bounded() {
-        let memory = HostMemory::allocate(10).unwrap();
+        let memory = HostMemory::allocate(10, Pages::Normal).unwrap();
         memory.write(2, b"abc").unwrap();
         let mut bytes = [1; 10];
         memory.read(0, &mut bytes).unwrap();
@@ -165,9 +169,9 @@ mod tests {
 
     #[test]
     fn impossible_sizes_are_errors() {
-        assert!(matches!(HostMemory::allocate(0), Err(RegionError::Empty)));
-        assert!(matches!(HostMemory::allocate(u64::MAX), Err(RegionError::Allocation { .. })));
-        assert!(matches!(HostMemory::allocate(1 << 60), Err(RegionError::Allocation { .. })));
+        assert!(matches!(HostMemory::allocate(0, Pages::Normal), Err(RegionError::Empty)));
+        assert!(matches!(HostMemory::allocate(u64::MAX, Pages::Normal), Err(RegionError::Allocation { .. })));
+        assert!(matches!(HostMemory::allocate(1 << 60, Pages::Normal), Err(RegionError::Allocation { .. })));
     }
 
     #[test]

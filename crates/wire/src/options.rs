@@ -7,6 +7,18 @@ use crate::route::Route;
 /// Transports of UCX that move data through memory which both processes map.
 const SHARED_MEMORY: [&str; 5] = ["sm", "shm", "mm", "posix", "sysv"];
 
+/// Pages of memory that a context allocates.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Pages {
+    /// Of the usual size.
+    #[default]
+    Normal,
+    /// Huge ones of the default size, which have to be set aside (`vm.nr_hugepages`). A region starts at one and takes whole
+    /// ones, and one more.
+    Huge,
+}
+
 /// How UCX and the routes are set up. Start from the default and change what you need.
 #[derive(Clone, Debug)]
 pub struct ContextOptions {
@@ -22,6 +34,13 @@ pub struct ContextOptions {
     pub chunk_bytes: u32,
     /// Threads that copy into mapped memory. One is the progress thread alone; more take cores from whatever else runs.
     pub copy_threads: usize,
+    /// Processors to pin progress threads to, one for each worker of the context in turn. Empty leaves them to the system,
+    /// which is right unless the processors are kept free for them.
+    pub cpus: Vec<usize>,
+    /// Whether memory of a peer on this host is mapped page by page ahead of the first transfer, by a thread of its own that
+    /// starts with the import. That takes the pages that the peer has not touched yet; without it, each first copy to a page
+    /// stops to map it.
+    pub populate: bool,
     /// A transfer of which nothing moves for so long has failed, and its endpoint with it.
     pub stall_deadline: Duration,
 }
@@ -34,6 +53,8 @@ impl Default for ContextOptions {
             inbox_bytes: 64 << 20,
             chunk_bytes: 256 << 10,
             copy_threads: 1,
+            cpus: Vec::new(),
+            populate: true,
             stall_deadline: Duration::from_secs(30),
         }
     }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, Sender as Channel};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::thread::CpuSet;
 use ucx_sys::Status;
 
 use crate::address::WorkerCard;
@@ -161,9 +162,13 @@ struct Progress {
 
 impl Progress {
     fn start(context: Context, epoch: u64, links: Links) -> Result<(Self, Vec<u8>), OpenError> {
+        // Before this thread is pinned, which they would be with it.
+        let copiers = Copiers::start(context.options().copy_threads.saturating_sub(1))?;
+        if let Some(cpu) = context.next_cpu() {
+            pin(cpu)?;
+        }
         let worker = RawWorker::create(context.clone())?;
         worker.event_fd()?; // refused here rather than at the first sleep
-        let copiers = Copiers::start(context.options().copy_threads.saturating_sub(1))?;
         let service = Service::new(&context, &worker)?;
         let address = WorkerCard::new(context.ucx_version(), worker.address()?, service.inbox_card()).to_bytes();
         let progress = Self {
@@ -413,7 +418,7 @@ impl Progress {
             transfers.find(|transfer| transfer.endpoint == endpoint && transfer.stream() == Some(stream))
         });
         match (message.body, transfer) {
-            (Body::Grant { chunks, .. }, Some(transfer)) => transfer.granted(&chunks),
+            (Body::Grant { before, chunks, .. }, Some(transfer)) => transfer.granted(before, &chunks),
             (Body::Landed { .. }, Some(transfer)) => transfer.landed(),
             (Body::Dropped { .. }, Some(transfer)) => transfer.dropped(),
             (Body::Refused { refusal, .. }, Some(transfer)) => transfer.refused(refusal),
@@ -472,6 +477,15 @@ impl Progress {
         let cut_short = !self.transfers.is_empty();
         let connections = std::mem::take(&mut self.connections).into_values();
         self.leaving.extend(connections.map(Connection::leave));
+        // What a peer still connects to is closed, and the worker destroyed, when the connection stands.
+        let connecting = Instant::now() + STOP_DEADLINE;
+        while !self.worker.is_settled() && Instant::now() < connecting {
+            let again = Instant::now() + LOOK_INTERVAL;
+            while Instant::now() < again {
+                self.turn();
+                thread::yield_now();
+            }
+        }
         let answers = self.service.take_all().into_iter();
         self.closing.extend(answers.map(|(peer, raw)| (Closed::Answer(peer), raw.close(true))));
         let closed = Instant::now() + STOP_DEADLINE;
@@ -482,7 +496,7 @@ impl Progress {
                 thread::yield_now();
             }
         }
-        self.is_idle() && !cut_short
+        self.is_idle() && self.worker.is_settled() && !cut_short
     }
 }
 
@@ -491,6 +505,16 @@ struct Watched {
     endpoint: EndpointId,
     epoch: u64,
     process: Process,
+}
+
+/// Keeps this thread on one processor.
+fn pin(cpu: usize) -> Result<(), OpenError> {
+    let mut set = CpuSet::new();
+    if cpu >= CpuSet::MAX_CPU {
+        return Err(OpenError::Processor { cpu });
+    }
+    set.set(cpu);
+    rustix::thread::sched_setaffinity(None, &set).map_err(|_| OpenError::Processor { cpu })
 }
 
 /// Why an endpoint is no longer there: the peer's failure, else that this side closed it.

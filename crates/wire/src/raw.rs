@@ -17,17 +17,22 @@ use std::rc::Rc;
 
 use ucx_sys::{Status, Ucx, Version};
 
-use crate::context::Context;
+use crate::context::{Context, environment_unchanged};
 use crate::endpoint::{KeyId, Lane};
 use crate::error::OpenError;
 use crate::frame::FRAME_BYTES_MAX;
 use crate::region::Region;
+use crate::transfer::Direction;
 
 /// The tag of control messages. Data goes by remote writes, so there is only one.
 const CONTROL_TAG: u64 = u64::from_be_bytes(*b"kvferry\0");
 
 /// The first release whose endpoints say which transports they use.
 const LANES_SINCE: Version = Version::new(1, 14, 0);
+
+/// The first release that can let go of a peer in the middle of its connecting. Releases before it abort the process where
+/// they give up an endpoint that has yet to send its answer to the peer's request to be connected.
+const LETS_GO_SINCE: Version = Version::new(1, 14, 0);
 
 /// Lanes that are asked for: more than UCX gives an endpoint.
 const LANES_MAX: usize = 64;
@@ -46,6 +51,7 @@ impl RawWorker {
             ..Default::default()
         };
         let mut raw = ptr::null_mut();
+        let _unchanged = environment_unchanged();
         // SAFETY: the context lives as long as `context`; `raw` receives the worker.
         let status = unsafe { context.ucx().ucp_worker_create(context.raw(), &raw const params, &raw mut raw) };
         match NonNull::new(raw) {
@@ -96,6 +102,20 @@ impl RawWorker {
     pub(crate) fn arm(&self) -> bool {
         // SAFETY: the worker is live.
         unsafe { self.ucx().ucp_worker_arm(self.raw.as_ptr()) == Status::OK }
+    }
+
+    /// Whether the worker can be destroyed, as far as connections of peers go: those that are being made stand in the way where
+    /// UCX cannot let go of them. They are UCX's own endpoints, of which nothing else tells.
+    pub(crate) fn is_settled(&self) -> bool {
+        if self.ucx().version() >= LETS_GO_SINCE {
+            return true;
+        }
+        let param = ucx_sys::ucp_request_param_t::default();
+        // SAFETY: the worker is live; no field of `param` is set.
+        let flush = unsafe { self.ucx().ucp_worker_flush_nbx(self.raw.as_ptr(), &raw const param) };
+        // Complete at once only if no transport has anything outstanding, connections over tcp included (read in UCX 1.13).
+        // A flush that is not is given up here, and ends by itself.
+        Operation::new(self.ucx(), flush).result() == Some(Status::OK)
     }
 
     /// Starts to receive the next message, if there is one.
@@ -220,7 +240,7 @@ impl RawEndpoint {
         }
     }
 
-    /// Posts one write of a batch. The batch learns of its end.
+    /// Posts one write of a batch, or one read into its regions. The batch learns of its end.
     pub(crate) fn put(&self, batch: &Rc<Batch>, put: &Put) {
         let known = self.keys.get(&put.key).zip(batch.held.get(put.held));
         let Some((key, region)) = known.filter(|(_, region)| region.contains(put.offset, put.bytes)) else {
@@ -237,14 +257,17 @@ impl RawEndpoint {
         param.memh = region.raw();
         param.memory_type = ucx_sys::UCS_MEMORY_TYPE_HOST;
         let count = usize::try_from(put.bytes).expect("inside a region, whose length is a usize");
-        let from = region.address(put.offset).cast();
+        let local = region.address(put.offset).cast::<c_void>();
         batch.outstanding.set(batch.outstanding.get() + 1);
         let ucx = self.worker.ucx();
-        // SAFETY: the range is inside the local region, which the batch holds until the callback, through the count given away
-        // in `param`. The key was unpacked on this endpoint and lives until no put is
-        // outstanding on it.
-        let pointer =
-            unsafe { ucx.ucp_put_nbx(self.raw.as_ptr(), from, count, put.to, key.as_ptr(), &raw const param) };
+        let (endpoint, key) = (self.raw.as_ptr(), key.as_ptr());
+        let pointer = match batch.direction {
+            // SAFETY: the range is inside the local region, which the batch holds until the callback, through the count given
+            // away in `param`. The key was unpacked on this endpoint and lives until no put is outstanding on it.
+            Direction::Put => unsafe { ucx.ucp_put_nbx(endpoint, local, count, put.to, key, &raw const param) },
+            // SAFETY: as above; a region's memory may be written, and no reference into it exists.
+            Direction::Get => unsafe { ucx.ucp_get_nbx(endpoint, local, count, put.to, key, &raw const param) },
+        };
         match ucx_sys::ucs_ptr_request(pointer) {
             Ok(Some(_)) => {}
             Ok(None) => finish_now(&param, |batch: &Batch| batch.finished(Status::OK)),
@@ -354,9 +377,9 @@ impl Closing {
     }
 }
 
-/// One write.
+/// One write, or read the other way.
 pub(crate) struct Put {
-    /// Which of the batch's regions is read.
+    /// Which of the batch's regions is read, or written.
     pub(crate) held: usize,
     pub(crate) offset: u64,
     pub(crate) key: KeyId,
@@ -365,8 +388,9 @@ pub(crate) struct Put {
     pub(crate) bytes: u64,
 }
 
-/// Writes that are waited for together, with the regions they read.
+/// Writes, or reads, that are waited for together, with the local regions that they name.
 pub(crate) struct Batch {
+    direction: Direction,
     held: Vec<Region>,
     ucx: &'static Ucx,
     outstanding: Cell<u64>,
@@ -374,9 +398,9 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    pub(crate) fn new(context: &Context, held: Vec<Region>) -> Rc<Self> {
+    pub(crate) fn new(context: &Context, direction: Direction, held: Vec<Region>) -> Rc<Self> {
         let (outstanding, first_error) = (Cell::new(0), Cell::new(Status::OK));
-        Rc::new(Self { held, ucx: context.ucx(), outstanding, first_error })
+        Rc::new(Self { direction, held, ucx: context.ucx(), outstanding, first_error })
     }
 
     /// Puts that UCX has accepted and not completed.
@@ -509,3 +533,7 @@ unsafe extern "C" fn endpoint_failed(arg: *mut c_void, _endpoint: ucx_sys::ucp_e
     let failure = unsafe { &*arg.cast::<Cell<Status>>() };
     failure.set(status);
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests;

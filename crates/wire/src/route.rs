@@ -8,7 +8,7 @@ use ucx_sys::Version;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Route {
-    /// This side copies straight into the peer's memory, which it maps. One copy, no message, no part for the peer to play.
+    /// This side copies straight into the peer's memory, or out of it, which it maps. One copy, no message, no part for the peer to play.
     /// The memory stays valid here if the peer dies; a process that is stopped in the middle goes on writing when it is
     /// continued, whatever the peer has decided since.
     Direct,
@@ -17,7 +17,7 @@ pub enum Route {
     Landing,
     /// As `Landing` over a network: gathered into local memory, put into the inbox in large chunks.
     Staged,
-    /// One UCX put a run.
+    /// One UCX put a run, or one get.
     Runs,
 }
 
@@ -43,6 +43,8 @@ pub enum RouteReason {
     FewRuns,
     /// The peer has no inbox.
     NoInbox,
+    /// The bytes are pulled from memory that is not mapped here: each run is read.
+    Pulled,
     /// This UCX may emulate puts, and one that dies amid emulated puts takes its target with it.
     PutsEmulated,
 }
@@ -70,6 +72,7 @@ impl fmt::Display for RouteReason {
             Self::LongRunsOverNetwork => "long runs over a network",
             Self::FewRuns => "few runs",
             Self::NoInbox => "the peer has no inbox",
+            Self::Pulled => "a pull of memory that is not mapped here",
             Self::PutsEmulated => "this UCX may emulate puts",
         })
     }
@@ -79,6 +82,8 @@ impl fmt::Display for RouteReason {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
     pub(crate) forced: Option<Route>,
+    /// The bytes come from the peer.
+    pub(crate) pulled: bool,
     pub(crate) bytes: u64,
     pub(crate) runs: u64,
     /// Every target region is mapped here.
@@ -118,8 +123,8 @@ pub(crate) fn choose(facts: &Facts) -> Result<(Route, RouteReason), Route> {
     if let Some(route) = facts.forced {
         let possible = match route {
             Route::Direct => facts.target_mapped,
-            Route::Landing => facts.inbox_mapped,
-            Route::Staged => facts.inbox,
+            Route::Landing => facts.inbox_mapped && !facts.pulled,
+            Route::Staged => facts.inbox && !facts.pulled,
             Route::Runs => true,
         };
         return if possible { Ok((route, RouteReason::Forced)) } else { Err(route) };
@@ -127,6 +132,8 @@ pub(crate) fn choose(facts: &Facts) -> Result<(Route, RouteReason), Route> {
     let run_bytes = facts.bytes / facts.runs;
     Ok(if facts.target_mapped {
         (Route::Direct, RouteReason::TargetMapped)
+    } else if facts.pulled {
+        (Route::Runs, RouteReason::Pulled)
     } else if !facts.inbox {
         (Route::Runs, RouteReason::NoInbox)
     } else if facts.puts_emulated {
@@ -152,6 +159,7 @@ mod tests {
 
     const REMOTE: Facts = Facts {
         forced: None,
+        pulled: false,
         bytes: 1 << 30,
         runs: 1 << 20,
         target_mapped: false,
@@ -177,6 +185,8 @@ mod tests {
             (Facts { runs: 0, bytes: 0, ..local }, (Runs, Empty)),
             (Facts { puts_emulated: true, runs: 1, ..REMOTE }, (Staged, PutsEmulated)),
             (Facts { puts_emulated: true, runs: 1, ..local }, (Landing, PutsEmulated)),
+            (Facts { pulled: true, target_mapped: true, ..local }, (Direct, TargetMapped)),
+            (Facts { pulled: true, ..local }, (Runs, Pulled)),
         ] {
             assert_eq!(choose(&facts), Ok(expected), "{facts:?}");
         }
@@ -188,6 +198,7 @@ mod tests {
         assert_eq!(forced(Route::Direct, REMOTE), Err(Route::Direct));
         assert_eq!(forced(Route::Landing, REMOTE), Err(Route::Landing));
         assert_eq!(forced(Route::Staged, Facts { inbox: false, ..REMOTE }), Err(Route::Staged));
+        assert_eq!(forced(Route::Staged, Facts { pulled: true, ..REMOTE }), Err(Route::Staged));
         assert_eq!(
             forced(Route::Runs, Facts { target_mapped: true, ..REMOTE }),
             Ok((Route::Runs, RouteReason::Forced))

@@ -1,4 +1,4 @@
-//! The route of one UCX put a run.
+//! The route of one UCX put, or get, a run.
 
 use std::collections::VecDeque;
 
@@ -29,7 +29,7 @@ pub(crate) struct Runs {
 
 impl Runs {
     pub(crate) fn new(context: &Context, work: &Work) -> Self {
-        let delivery = Delivery::new(context, work.locals.clone());
+        let delivery = Delivery::new(context, work.direction, work.locals.clone());
         let (cursor, pending) = (Cursor::default(), VecDeque::new());
         Self { delivery, cursor, pending, completed_bytes: 0, posted: false, cut_short: false }
     }

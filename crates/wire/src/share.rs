@@ -17,16 +17,22 @@ use std::ffi::c_void;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::copy::Window;
+use crate::options::Pages;
 
 /// Names of the files, before the cookie.
 const NAME: &str = "kvferry-";
+
+/// Populated between two looks at whether somebody still wants it.
+const POPULATE_BYTES: usize = 32 << 20;
 
 /// State of a file's memory, in its control page.
 const OFFERED: u64 = u64::from_le_bytes(*b"offered!");
@@ -60,6 +66,7 @@ pub(crate) struct Mapped {
     base: NonNull<u8>,
     bytes: usize,
     mapped_bytes: usize,
+    page_bytes: usize,
     cookie: u128,
 }
 
@@ -70,12 +77,13 @@ unsafe impl Sync for Mapped {}
 
 impl Mapped {
     fn map(file: &OwnedFd, bytes: usize, cookie: u128) -> Option<Self> {
-        let mapped_bytes = file_bytes(bytes)?;
+        let page_bytes = page_bytes(file)?;
+        let mapped_bytes = file_bytes(bytes, page_bytes)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
         let base = unsafe { rustix::mm::mmap(ptr::null_mut(), mapped_bytes, access, MapFlags::SHARED, file, 0) };
         let base = NonNull::new(base.ok()?.cast())?;
-        Some(Self { base, bytes, mapped_bytes, cookie })
+        Some(Self { base, bytes, mapped_bytes, page_bytes, cookie })
     }
 
     /// Maps a peer's file of `bytes`. `None` if it is not there: the peer runs on another host, in another container, as
@@ -92,7 +100,7 @@ impl Mapped {
         let sealed = rustix::fs::fcntl_get_seals(&file).ok()?.contains(SealFlags::SHRINK);
         let bytes = usize::try_from(bytes).ok()?;
         let size = usize::try_from(rustix::fs::fstat(&file).ok()?.st_size).ok()?;
-        if !sealed || file_bytes(bytes) != Some(size) {
+        if !sealed || file_bytes(bytes, page_bytes(&file)?) != Some(size) {
             return None;
         }
         let mapped = Self::map(&file, bytes, card.cookie)?;
@@ -104,7 +112,7 @@ impl Mapped {
 
     fn control(&self) -> &Control {
         // SAFETY: the control page is the last of the mapping.
-        let control = unsafe { self.base.add(self.mapped_bytes - page_bytes()) }.cast::<Control>();
+        let control = unsafe { self.base.add(self.mapped_bytes - self.page_bytes) }.cast::<Control>();
         // SAFETY: the page is mapped while `self` lives, aligned, and accessed by atomics only, in every process.
         unsafe { control.as_ref() }
     }
@@ -112,6 +120,31 @@ impl Mapped {
     /// Whether the owner still has the memory registered. Pairs with the store in [`Share::withdraw`].
     pub(crate) fn is_offered(&self) -> bool {
         self.control().state.load(Ordering::Acquire) == OFFERED
+    }
+
+    /// Maps the pages in `range` here, taking those that nobody has touched: else each first copy to one stops for it.
+    /// `false` past the end, or where the kernel cannot (before 5.14).
+    pub(crate) fn populate(&self, start: usize, bytes: usize) -> bool {
+        let bytes = bytes.min(self.mapped_bytes.saturating_sub(start));
+        if bytes == 0 {
+            return false;
+        }
+        let start = self.base.as_ptr().wrapping_add(start).cast();
+        // SAFETY: the range is inside the mapping, whose bytes this does not change.
+        unsafe { rustix::mm::madvise(start, bytes, Advice::LinuxPopulateWrite) }.is_ok()
+    }
+
+    /// Has all of it populated by a thread of its own, which stops when the mapping is given up.
+    pub(crate) fn populate_aside(self: &Arc<Self>) {
+        let mapped = Arc::downgrade(self);
+        let populate = move || {
+            let mut start = 0;
+            while mapped.upgrade().is_some_and(|mapped| mapped.populate(start, POPULATE_BYTES)) {
+                start += POPULATE_BYTES;
+            }
+        };
+        // Without a thread the pages are taken when they are touched.
+        let _ = thread::Builder::new().name("kvferry-map".to_owned()).spawn(populate);
     }
 
     /// The memory, without the control page.
@@ -139,14 +172,16 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    /// Makes a file of `bytes`, zeroed, whose pages are taken when first touched. `None` if the system refuses.
-    pub(crate) fn create(bytes: usize) -> Option<Self> {
+    /// Makes a file of `bytes`, zeroed, whose pages are taken when first touched. `None` if the system refuses, which with
+    /// huge pages it does unless enough of them have been set aside.
+    pub(crate) fn create(bytes: usize, pages: Pages) -> Option<Self> {
         let mut random = [0; 16];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty()).ok()?;
         let cookie = u128::from_le_bytes(random);
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let huge = if pages == Pages::Huge { MemfdFlags::HUGETLB } else { MemfdFlags::empty() };
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | huge;
         let file = rustix::fs::memfd_create(name_of(cookie), flags).ok()?;
-        rustix::fs::ftruncate(&file, u64::try_from(file_bytes(bytes)?).ok()?).ok()?;
+        rustix::fs::ftruncate(&file, u64::try_from(file_bytes(bytes, page_bytes(&file)?)?).ok()?).ok()?;
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).ok()?;
         let mapped = Mapped::map(&file, bytes, cookie)?;
         let control = mapped.control();
@@ -183,13 +218,14 @@ fn name_of(cookie: u128) -> String {
     format!("{NAME}{cookie:032x}")
 }
 
-fn page_bytes() -> usize {
-    rustix::param::page_size()
+/// Bytes of a page of the file, which may be made of huge ones.
+fn page_bytes(file: &OwnedFd) -> Option<usize> {
+    usize::try_from(rustix::fs::fstatfs(file).ok()?.f_bsize).ok().filter(|bytes| *bytes >= size_of::<Control>())
 }
 
 /// Memory in whole pages, and the control page.
-fn file_bytes(bytes: usize) -> Option<usize> {
-    let whole = bytes.checked_next_multiple_of(page_bytes())?.checked_add(page_bytes())?;
+fn file_bytes(bytes: usize, page_bytes: usize) -> Option<usize> {
+    let whole = bytes.checked_next_multiple_of(page_bytes)?.checked_add(page_bytes)?;
     isize::try_from(whole).ok().map(|_| whole)
 }
 
@@ -200,7 +236,7 @@ mod tests {
 
     #[test]
     fn both_mappings_are_the_same_memory_until_it_is_withdrawn() {
-        let share = Share::create(5000).unwrap();
+        let share = Share::create(5000, Pages::Normal).unwrap();
         let card = share.card().unwrap();
         let mapped = Mapped::open(&card, 5000).unwrap();
         let end = 4999;
@@ -216,7 +252,7 @@ mod tests {
 
     #[test]
     fn a_claim_is_believed_only_if_the_cookie_the_size_and_the_process_are_right() {
-        let share = Share::create(4096).unwrap();
+        let share = Share::create(4096, Pages::Normal).unwrap();
         let card = share.card().unwrap();
         assert!(Mapped::open(&card, 4096).is_some());
         assert!(Mapped::open(&ShareCard { cookie: card.cookie ^ 1, ..card }, 4096).is_none());
@@ -230,9 +266,50 @@ mod tests {
 
     #[test]
     fn a_mapping_outlives_its_owner() {
-        let share = Share::create(4096).unwrap();
+        let share = Share::create(4096, Pages::Normal).unwrap();
         let mapped = Mapped::open(&share.card().unwrap(), 4096).unwrap();
         drop(share);
         assert!(mapped.window().copy_from(1, mapped.window(), 0, 1, Stores::Cached).is_some());
+    }
+
+    #[test]
+    fn a_populated_mapping_takes_no_more_faults() {
+        const BYTES: usize = 16 << 20;
+        let faults = || -> u64 {
+            let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+            // Behind the name, which may hold anything: the eighth field.
+            stat.rsplit(')').next().unwrap().split_whitespace().nth(7).unwrap().parse().unwrap()
+        };
+        let share = Share::create(BYTES, Pages::Normal).unwrap();
+        let touch = |mapped: &Mapped| {
+            let before = faults();
+            for page in (0..BYTES as u64).step_by(4096) {
+                mapped.window().copy_from(page, mapped.window(), page + 64, 1, Stores::Cached).unwrap();
+            }
+            faults() - before
+        };
+        let mapped = Mapped::open(&share.card().unwrap(), BYTES as u64).unwrap();
+        assert!(touch(&mapped) > 100, "the kernel maps a page, or a few, at a time");
+        let mapped = Mapped::open(&share.card().unwrap(), BYTES as u64).unwrap();
+        if mapped.populate(0, BYTES) {
+            assert!(touch(&mapped) < 10);
+        }
+        assert!(!mapped.populate(2 * BYTES, BYTES), "past the end");
+    }
+
+    #[test]
+    fn huge_pages_are_had_or_refused() {
+        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
+        let line = meminfo.lines().find_map(|line| line.strip_prefix("HugePages_Free:"));
+        let free = line.is_some_and(|count| count.trim().parse::<u64>().unwrap() >= 2);
+        match Share::create(5000, Pages::Huge) {
+            Some(share) => {
+                let mapped = Mapped::open(&share.card().unwrap(), 5000).unwrap();
+                assert!(
+                    mapped.is_offered() && mapped.page_bytes > 4096 && mapped.mapped_bytes == 2 * mapped.page_bytes
+                );
+            }
+            None => assert!(!free, "two are enough"),
+        }
     }
 }

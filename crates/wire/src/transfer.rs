@@ -10,13 +10,13 @@ use crate::region::Region;
 /// Pieces that move between one local and one remote pool, for each pair of slots.
 #[derive(Clone, Debug)]
 pub struct Part {
-    /// Registered memory that is read.
+    /// Registered memory that is read by a put and written by a get.
     pub local: Region,
     /// Byte of slot 0, from the start of `local`.
     pub local_base: u64,
     /// Bytes from one local slot to the next.
     pub local_slot_stride: u64,
-    /// Imported memory that is written.
+    /// Imported memory that is written by a put and read by a get.
     pub remote: RemoteRegion,
     /// Byte of slot 0, from the start of `remote`.
     pub remote_base: u64,
@@ -28,9 +28,19 @@ pub struct Part {
     pub pairs: Vec<SlotPair>,
 }
 
+/// Which way the bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    /// From here to the peer.
+    Put,
+    /// From the peer to here.
+    Get,
+}
+
 /// A checked transfer. The three lists have one entry a part.
 #[derive(Debug)]
 pub(crate) struct Work {
+    pub(crate) direction: Direction,
     pub(crate) shapes: Vec<Shape>,
     pub(crate) locals: Vec<Region>,
     pub(crate) remotes: Vec<RemoteRegion>,
@@ -39,7 +49,7 @@ pub(crate) struct Work {
 
 impl Work {
     /// Checks all parts before any of them is posted.
-    pub(crate) fn check(parts: Vec<Part>) -> Result<Self, TransferError> {
+    pub(crate) fn check(direction: Direction, parts: Vec<Part>) -> Result<Self, TransferError> {
         let (mut shapes, mut locals, mut remotes) = (Vec::new(), Vec::new(), Vec::new());
         let mut size = Size::default();
         for (index, part) in parts.into_iter().enumerate() {
@@ -53,6 +63,6 @@ impl Work {
             locals.push(part.local);
             remotes.push(part.remote);
         }
-        Ok(Self { shapes, locals, remotes, size })
+        Ok(Self { direction, shapes, locals, remotes, size })
     }
 }

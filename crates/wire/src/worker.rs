@@ -24,7 +24,7 @@ use crate::process::Process;
 use crate::progress::{self, Command, Notice, Posted};
 use crate::region::RegionCard;
 use crate::share::{Mapped, ShareCard};
-use crate::transfer::{Part, Work};
+use crate::transfer::{Direction, Part, Work};
 
 /// How long a command may take: it is a queue away from a thread that never blocks.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(10);
@@ -53,7 +53,7 @@ const COMMANDS_MAX: usize = 1024;
 /// | the peer is killed before or during | `Endpoint` or `Put`; [`Event::EndpointFailed`] once | nothing: its memory went with it, and copies into what is mapped here are over |
 /// | the peer is killed after | `Ok`, which no later event takes back | nothing |
 /// | the peer is stopped | direct: as ever. The others wait, and are whole if it goes on before [`stall_deadline`](crate::ContextOptions::stall_deadline); else `Endpoint` with `ERR_TIMED_OUT` | what had left this side, whenever the peer goes on |
-/// | the target is unregistered | `Withdrawn`, if the peer is on this host or the bytes take its inbox; a put over a network to memory that is not there breaks the connection, and one to memory that is still mapped writes it | nothing, or what was posted |
+/// | the target is unregistered | `Withdrawn`, if its memory is mapped here or the bytes take its inbox. No transport without hardware checks a key: a put by sockets writes what is still mapped, and to what is not it breaks the connection, or, before UCX 1.16, the target | with `Withdrawn` nothing, else what was posted |
 /// | this process is killed | | at the target: what had left this side, until it has seen the connection break |
 ///
 /// A peer that comes back has another address, epoch and cards. Connecting to it needs nothing to be restarted here: what
@@ -154,6 +154,9 @@ impl Worker {
         let range = CommandError::Range { base: card.base, bytes: card.bytes };
         let region = RemoteRegion::new(endpoint, key, card).ok_or(range)?;
         let target = self.map(card.share.as_ref(), card.bytes);
+        if let Some(target) = target.as_ref().filter(|_| self.context.options().populate) {
+            target.populate_aside();
+        }
         self.ask(|reply| Command::Import { endpoint, key, card: card.clone(), target, reply })?;
         Ok(region)
     }
@@ -198,7 +201,19 @@ impl Worker {
     ///
     /// [`TransferError`]; then nothing was posted and no event follows.
     pub fn put(&self, endpoint: EndpointId, transfer: TransferId, parts: Vec<Part>) -> Result<(), TransferError> {
-        self.post(endpoint, transfer, parts, None)
+        self.post(Direction::Put, endpoint, transfer, parts, None)
+    }
+
+    /// As [`put`](Self::put), the other way: copies each part's remote memory to its local memory. Reads what is there when
+    /// it reads: have the peer say first that it is. A peer whose memory is mapped here takes no part in it, others serve
+    /// the reads with their progress threads. There is no inbox on this way: [`Route::Direct`](crate::Route::Direct) and
+    /// [`Route::Runs`](crate::Route::Runs) are all the routes.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError`]; then nothing was posted and no event follows.
+    pub fn get(&self, endpoint: EndpointId, transfer: TransferId, parts: Vec<Part>) -> Result<(), TransferError> {
+        self.post(Direction::Get, endpoint, transfer, parts, None)
     }
 
     /// As [`put`](Self::put), and sends a frame to the peer the moment that the transfer has ended well: sooner than its
@@ -218,11 +233,12 @@ impl Worker {
         if payload.len() > FRAME_PAYLOAD_BYTES_MAX {
             return Err(CommandError::PayloadTooLong { bytes: payload.len() }.into());
         }
-        self.post(endpoint, transfer, parts, Some(Notice { kind, payload }))
+        self.post(Direction::Put, endpoint, transfer, parts, Some(Notice { kind, payload }))
     }
 
     fn post(
         &self,
+        direction: Direction,
         endpoint: EndpointId,
         transfer: TransferId,
         parts: Vec<Part>,
@@ -234,7 +250,7 @@ impl Worker {
         if let Some(part) = parts.iter().position(|part| !self.context.owns(&part.local)) {
             return Err(TransferError::OtherContext { part });
         }
-        let work = Work::check(parts)?;
+        let work = Work::check(direction, parts)?;
         Ok(self.command(Command::Put(Posted { endpoint, transfer, work, notice }))?)
     }
 

@@ -44,6 +44,8 @@ pub(crate) enum Ask {
     Cpu,
     /// Answer pings of a block each, until as many have come.
     Pong { transports: Option<String>, count: usize },
+    /// Pull the blocks from number `from` on, out of the pool of the source that was named when connecting back.
+    Pull { transports: Option<String>, blocks: Blocks, from: usize },
     /// The process, and the address of a pool.
     Where { pool: Pool },
 }

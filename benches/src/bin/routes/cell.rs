@@ -15,6 +15,8 @@ use crate::ways::{By, Source, Way};
 
 /// What one way made of one size.
 pub(crate) struct Measured {
+    /// Of the very first round.
+    pub(crate) first_seconds: f64,
     pub(crate) seconds: Vec<f64>,
     pub(crate) cpu_seconds: f64,
     pub(crate) stats: Option<TransferStats>,
@@ -49,9 +51,10 @@ pub(crate) fn measure(
     let bytes = blocks.size * blocks.pool_blocks;
     let from = order::blocks(blocks.order, blocks.pool_blocks, blocks.count, blocks.seed);
     let to = order::blocks(blocks.order, blocks.pool_blocks, blocks.count, blocks.seed + 1);
-    let pairs: Vec<SlotPair> = from.iter().zip(&to).map(|(&local, &remote)| SlotPair { local, remote }).collect();
+    let pairs = order::pairs(blocks);
     pattern::fill(&source.pool, blocks.size, blocks.pool_blocks)?;
-    let new = |_: &Way| Measured { seconds: Vec::new(), cpu_seconds: 0.0, stats: None, right: true };
+    let new =
+        |_: &Way| Measured { first_seconds: 0.0, seconds: Vec::new(), cpu_seconds: 0.0, stats: None, right: true };
     let mut measured: Vec<Measured> = ways.iter().map(new).collect();
     for round in 0..warmup + rounds {
         let tag = 1000 + 2 * round as u64;
@@ -64,12 +67,15 @@ pub(crate) fn measure(
             }
             let cpu = cpu_of_both(source)?;
             let start = Instant::now();
-            let stats = go(arguments, source, way, blocks.size, &from, &to, &pairs)?;
+            let stats = go(arguments, source, way, blocks, &from, &to, &pairs)?;
             let seconds = start.elapsed().as_secs_f64();
             let cpu = cpu_of_both(source)? - cpu;
             if whole && way.by != By::Copy {
                 let check = Ask::Check { pool: way.pool, blocks: *blocks, tag };
                 measured.right &= matches!(source.target.ask(&check)?, Answer::Checked { right: true });
+            }
+            if round == 0 {
+                measured.first_seconds = seconds;
             }
             if round >= warmup {
                 measured.seconds.push(seconds);
@@ -85,11 +91,12 @@ fn go(
     arguments: &Arguments,
     source: &mut Source,
     way: &Way,
-    size: u64,
+    blocks: &Blocks,
     from: &[u32],
     to: &[u32],
     pairs: &[SlotPair],
 ) -> Result<Option<TransferStats>, Error> {
+    let size = blocks.size;
     match way.by {
         By::Copy => {
             source.copy.copy_pieces(&source.pool, size, from, to);
@@ -101,6 +108,16 @@ fn go(
             };
             memory::write_pieces(process, &source.pool, address, size, from, to)?;
             Ok(None)
+        }
+        By::Both | By::Pulled => {
+            let transports = way.transports.map(str::to_owned);
+            let from = if way.by == By::Both { pairs.len() / 2 } else { 0 };
+            source.target.tell(&Ask::Pull { transports, blocks: *blocks, from })?;
+            let line = source.line(arguments, way.transports, way.by)?;
+            let part = end::blocks(&line.local, line.allocated, size, pairs[..from].to_vec());
+            let stats = line.end.put(line.endpoint, part)?;
+            let Answer::Done = source.target.hear()? else { return Err("the target did not pull".into()) };
+            Ok((from > 0).then_some(stats))
         }
         By::TwoThreads | By::Route(_) => {
             let line = source.line(arguments, way.transports, way.by)?;

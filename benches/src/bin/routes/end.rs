@@ -29,6 +29,7 @@ impl End {
             transports: transports.map(str::to_owned),
             route,
             copy_threads,
+            populate: !arguments.unpopulated,
             ..ContextOptions::default()
         };
         if let Some(chunk) = arguments.chunk {
@@ -67,6 +68,11 @@ impl End {
 
     pub(crate) fn put(&self, endpoint: EndpointId, part: Part) -> Result<TransferStats, Error> {
         self.worker.put(endpoint, TransferId(0), vec![part])?;
+        done(self.event_asleep()?)
+    }
+
+    pub(crate) fn get(&self, endpoint: EndpointId, part: Part) -> Result<TransferStats, Error> {
+        self.worker.get(endpoint, TransferId(0), vec![part])?;
         done(self.event_asleep()?)
     }
 }

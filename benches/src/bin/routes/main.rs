@@ -52,6 +52,9 @@ pub(crate) struct Arguments {
     /// Bytes of a chunk of the inbox.
     #[arg(long, value_parser = order::parse_size)]
     chunk: Option<u64>,
+    /// Leaves the memory of a peer to be mapped by the first transfer, whose time is `first_ms` of the JSON lines.
+    #[arg(long)]
+    unpopulated: bool,
     /// A file with cells to measure, as the benchmarks of other engines write it.
     #[arg(long)]
     plan: Option<std::path::PathBuf>,

@@ -1,6 +1,9 @@
 //! Which blocks of a pool move, and in which order: the same on both sides, and in the benchmarks of other engines.
 
+use kvferry_wire::SlotPair;
 use serde::{Deserialize, Serialize};
+
+use crate::ask::Blocks;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -43,6 +46,14 @@ pub(crate) fn blocks(order: Order, pool_blocks: u64, count: u64, seed: u64) -> V
             all
         }
     }
+}
+
+/// The blocks of both sides that belong together.
+pub(crate) fn pairs(wanted: &Blocks) -> Vec<SlotPair> {
+    let Blocks { order, pool_blocks, count, seed, .. } = *wanted;
+    let from = blocks(order, pool_blocks, count, seed);
+    let to = blocks(order, pool_blocks, count, seed + 1);
+    from.iter().zip(&to).map(|(&local, &remote)| SlotPair { local, remote }).collect()
 }
 
 /// A number of bytes with an optional `k`, `m` or `g` behind it.

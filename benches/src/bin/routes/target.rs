@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, Write};
 
-use kvferry_wire::{EndpointId, Region, RemoteRegion};
+use kvferry_wire::{EndpointId, Region, RemoteRegion, SlotPair};
 
 use crate::Arguments;
 use crate::ask::{Answer, Ask, Error, Opened, Pool};
 use crate::end::End;
 use crate::memory::{Memory, register_again};
-use crate::{latency, pattern};
+use crate::{end, latency, order, pattern};
 
 /// A worker for one list of transports.
 struct Open {
@@ -63,6 +63,16 @@ pub(crate) fn serve(arguments: &Arguments) -> Result<(), Error> {
                 let (endpoint, remote) = open.back.ok_or("not connected")?;
                 println!("{}", serde_json::to_string(&Answer::Done)?);
                 latency::pong(&open.end, endpoint, &open.allocated, remote, count)?;
+                Answer::Done
+            }
+            Ask::Pull { transports, blocks, from } => {
+                let open = ends.get(&transports).ok_or("not open")?;
+                let (endpoint, remote) = open.back.ok_or("not connected")?;
+                let pairs = order::pairs(&blocks)[from..]
+                    .iter()
+                    .map(|pair| SlotPair { local: pair.remote, remote: pair.local })
+                    .collect();
+                open.end.get(endpoint, end::blocks(&open.allocated, remote, blocks.size, pairs))?;
                 Answer::Done
             }
             Ask::Where { pool } => {

@@ -26,6 +26,10 @@ pub(crate) enum By {
     Writev,
     /// The direct route with two threads that copy.
     TwoThreads,
+    /// The source pushes the first half by the direct route, while the target pulls the second.
+    Both,
+    /// The target pulls everything by the direct route.
+    Pulled,
     /// This library; `None` is its own choice.
     Route(Option<Route>),
 }
@@ -36,11 +40,13 @@ const fn way(name: &'static str, transports: Option<&'static str>, pool: Pool, b
 
 const TCP: Option<&str> = Some("tcp");
 
-pub(crate) const WAYS: [Way; 12] = [
+pub(crate) const WAYS: [Way; 14] = [
     way("memcpy", None, Pool::Allocated, By::Copy),
     way("auto", None, Pool::Allocated, By::Route(None)),
     way("direct", None, Pool::Allocated, By::Route(Some(Route::Direct))),
     way("direct:2", None, Pool::Allocated, By::TwoThreads),
+    way("pulled", None, Pool::Allocated, By::Pulled),
+    way("both", None, Pool::Allocated, By::Both),
     way("runs", None, Pool::Allocated, By::Route(Some(Route::Runs))),
     way("own:auto", None, Pool::Callers, By::Route(None)),
     way("own:landing", None, Pool::Callers, By::Route(Some(Route::Landing))),
@@ -50,6 +56,9 @@ pub(crate) const WAYS: [Way; 12] = [
     way("tcp:staged", TCP, Pool::Allocated, By::Route(Some(Route::Staged))),
     way("tcp:runs", TCP, Pool::Allocated, By::Route(Some(Route::Runs))),
 ];
+
+/// How long a new connection is left alone: it maps the pools of the target meanwhile.
+const SETTLED: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// One worker of the source, with the target's pools.
 pub(crate) struct Line {
@@ -76,7 +85,7 @@ impl By {
     /// The route that the options ask for, and the threads that copy.
     pub(crate) fn options(self) -> (Option<Route>, usize) {
         match self {
-            Self::Copy | Self::Writev => (None, 1),
+            Self::Copy | Self::Writev | Self::Both | Self::Pulled => (None, 1),
             Self::TwoThreads => (Some(Route::Direct), 2),
             Self::Route(route) => (route, 1),
         }
@@ -100,10 +109,11 @@ impl Source {
         transports: Option<&'static str>,
         by: By,
     ) -> Result<&Line, Error> {
-        let key = (transports, format!("{:?}", by.options()));
+        let key = (transports, format!("{:?} {}", by.options(), matches!(by, By::Both | By::Pulled)));
         if !self.lines.contains_key(&key) {
             let line = self.open_line(arguments, transports, by)?;
             self.lines.insert(key.clone(), line);
+            std::thread::sleep(SETTLED); // what it does beside its start is not measured
         }
         self.lines.get(&key).ok_or("a line that was just opened".into())
     }
@@ -121,6 +131,12 @@ impl Source {
         let local = register_again(&end.context, &self.pool)?;
         let endpoint = end.worker.connect(address, *epoch)?;
         let (allocated, callers) = (end.worker.import(endpoint, allocated)?, end.worker.import(endpoint, callers)?);
+        if matches!(by, By::Both | By::Pulled) {
+            // The pool itself, which the target can map, and not the second registration of it.
+            let (address, epoch) = (end.worker.address().to_owned(), end.worker.epoch());
+            let transports = transports.map(str::to_owned);
+            self.target.ask(&Ask::Connect { transports, address, epoch, card: self.pool.card() })?;
+        }
         Ok(Line { end, endpoint, local, allocated, callers })
     }
 }

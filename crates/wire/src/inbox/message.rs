@@ -48,9 +48,11 @@ pub(crate) enum Body {
         total_bytes: u32,
         bytes: Vec<u8>,
     },
-    /// Chunks of the inbox that may be filled for this stream.
+    /// Chunks of the inbox that may be filled for this stream. `before` were granted earlier: a grant that is said twice, or
+    /// that another has overtaken, is told by it.
     Grant {
         stream: StreamId,
+        before: u64,
         chunks: Vec<u32>,
     },
     /// Chunk `chunk` of the inbox holds part `index` of the stream.
@@ -200,7 +202,7 @@ mod tests {
         for body in [
             Body::Hello { address: vec![1, 2] },
             Body::Describe { stream, total_bytes: 3, bytes: vec![1, 2, 3] },
-            Body::Grant { stream, chunks: vec![0, 9] },
+            Body::Grant { stream, before: 3, chunks: vec![0, 9] },
             Body::Chunk { stream, index: 1, chunk: 2 },
             Body::Filled { stream, index: 1, chunk: 2, bytes: vec![5; 300] },
             Body::Refused { stream, refusal: Refusal::Outside { part: 4 } },

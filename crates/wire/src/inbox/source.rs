@@ -17,7 +17,7 @@ use crate::inbox::message::{Body, Description, PartDescription, Refusal, StreamI
 use crate::inbox::outbox::Outbox;
 use crate::raw::{Operation, Put, RawEndpoint};
 use crate::share::Mapped;
-use crate::transfer::Work;
+use crate::transfer::{Direction, Work};
 
 /// Bytes of a description in one message.
 const DESCRIBE_BYTES: usize = 256 << 10;
@@ -47,6 +47,8 @@ pub(crate) struct Filling {
     chunk_bytes: u64,
     chunk_count: u64,
     credits: VecDeque<u32>,
+    /// Chunks that were ever granted.
+    granted: u64,
     next_index: u64,
     moved_bytes: u64,
     stopping: Option<Stopping>,
@@ -101,6 +103,7 @@ impl Filling {
             chunk_bytes: 0,
             chunk_count: 0,
             credits: VecDeque::new(),
+            granted: 0,
             next_index: 0,
             moved_bytes: 0,
             stopping: None,
@@ -125,8 +128,12 @@ impl Filling {
         self.moved_bytes
     }
 
-    pub(crate) fn granted(&mut self, chunks: &[u32]) {
-        self.credits.extend(chunks);
+    /// The next chunks that may be filled. Any others are not taken: a chunk that is filled twice holds two parts of the stream.
+    pub(crate) fn granted(&mut self, before: u64, chunks: &[u32]) {
+        if before == self.granted {
+            self.granted += chunks.len() as u64;
+            self.credits.extend(chunks);
+        }
     }
 
     pub(crate) fn landed(&mut self) {
@@ -276,7 +283,7 @@ impl Filling {
                 let taken = desk.outbox.take(desk.context).map_err(|_| PutError::NoMemory)?;
                 let Some((slot, region, slot_offset)) = taken else { return Ok(()) };
                 gather(work, start, bytes, region.window(), slot_offset);
-                let mut delivery = Delivery::new(desk.context, vec![region]);
+                let mut delivery = Delivery::new(desk.context, Direction::Put, vec![region]);
                 let to = desk.inbox.region.base + offset;
                 delivery.put(desk.endpoint, &Put { held: 0, offset: slot_offset, key: *inbox, to, bytes });
                 sending.push(Sending { slot, index, chunk, delivery });

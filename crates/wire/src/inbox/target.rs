@@ -282,7 +282,7 @@ impl Inbox {
 
     /// Grants free chunks, one a turn, to the connections that have a use for them.
     pub(crate) fn grant(&mut self) -> Vec<Reply> {
-        let mut grants: BTreeMap<(Peer, StreamId), Vec<u32>> = BTreeMap::new();
+        let mut grants: BTreeMap<(Peer, StreamId), (u64, Vec<u32>)> = BTreeMap::new();
         let wants = |connection: &Connection| {
             connection.held < CHUNKS_PER_CONNECTION
                 && connection.streams.values().any(|stream| stream.granted < stream.chunk_count())
@@ -294,12 +294,14 @@ impl Inbox {
             let Some(connection) = self.connections.get_mut(&peer) else { break };
             let wanting = connection.streams.iter_mut().find(|(_, stream)| stream.granted < stream.chunk_count());
             let (Some((&id, stream)), Some(chunk)) = (wanting, self.free.pop()) else { break };
+            let (_, chunks) = grants.entry((peer, id)).or_insert((stream.granted, Vec::new()));
+            chunks.push(chunk);
             stream.granted += 1;
             stream.open.insert(chunk);
             connection.held += 1;
-            grants.entry((peer, id)).or_default().push(chunk);
         }
-        grants.into_iter().map(|((peer, stream), chunks)| (peer, Body::Grant { stream, chunks })).collect()
+        let grant = |((peer, stream), (before, chunks))| (peer, Body::Grant { stream, before, chunks });
+        grants.into_iter().map(grant).collect()
     }
 }
 

@@ -80,7 +80,7 @@ impl Source {
 
     fn take_grants(&mut self) {
         for (peer, body) in self.inbox.grant() {
-            let Body::Grant { stream, chunks } = body else { panic!("{body:?} in place of a grant") };
+            let Body::Grant { stream, chunks, .. } = body else { panic!("{body:?} in place of a grant") };
             assert_eq!((peer, stream), (PEER, STREAM));
             self.credits.extend(chunks);
         }

@@ -4,10 +4,12 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-use kvferry_wire::{Context, ContextOptions, RegionCard, Worker};
+use kvferry_wire::{Context, ContextOptions, RegionCard, Route, TransferId, Worker};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
+
+use crate::end::{MANY, PIECE, pieces};
 
 /// Set in the other process, to what it is to be.
 const VARIABLE: &str = "KVFERRY_TEST_TARGET";
@@ -15,6 +17,8 @@ const VARIABLE: &str = "KVFERRY_TEST_TARGET";
 #[derive(Debug, Serialize, Deserialize)]
 struct Setup {
     transports: Option<String>,
+    /// Pulls by puts of UCX, whatever is mapped.
+    runs: bool,
     epoch: u64,
     bytes: u64,
 }
@@ -26,6 +30,12 @@ enum Ask {
     Unregister,
     Cpu,
     Open,
+    /// Pulls the whole of a peer's region, so often that it takes a while.
+    Pull {
+        address: Vec<u8>,
+        epoch: u64,
+        card: RegionCard,
+    },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -49,10 +59,21 @@ pub(crate) struct Target {
 
 impl Target {
     pub(crate) fn start(transports: Option<&str>, epoch: u64, bytes: u64) -> Self {
-        let setup = Setup { transports: transports.map(str::to_owned), epoch, bytes };
+        Self::start_with(Setup { transports: transports.map(str::to_owned), runs: false, epoch, bytes })
+    }
+
+    /// One that pulls a run at a time.
+    pub(crate) fn start_puller(transports: Option<&str>, epoch: u64, bytes: u64) -> Self {
+        Self::start_with(Setup { transports: transports.map(str::to_owned), runs: true, epoch, bytes })
+    }
+
+    fn start_with(setup: Setup) -> Self {
+        let epoch = setup.epoch;
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--ignored", "--exact", "child::serve", "--nocapture"]);
         command.env(VARIABLE, serde_json::to_string(&setup).unwrap());
+        // Set in this process for a test that forces shared memory, and for each process to set itself.
+        command.env_remove("UCX_POSIX_ERROR_HANDLING").env_remove("UCX_SYSV_ERROR_HANDLING");
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (mut input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         let mut output = BufReader::new(output);
@@ -83,6 +104,12 @@ impl Target {
     pub(crate) fn footprint(&mut self) -> (usize, u64) {
         let Answer::Open { descriptors, resident_bytes } = self.ask(&Ask::Open) else { panic!("no footprint") };
         (descriptors, resident_bytes)
+    }
+
+    /// Has it pull from `source`, and does not wait for that.
+    pub(crate) fn pull(&mut self, source: &Self) {
+        let (address, epoch, card) = (source.address.clone(), source.epoch, source.card.clone());
+        assert!(matches!(self.ask(&Ask::Pull { address, epoch, card }), Answer::Done));
     }
 
     fn signal(&self, signal: Signal) {
@@ -139,7 +166,8 @@ pub(crate) fn cpu_seconds() -> f64 {
 fn serve() {
     let Ok(setup) = std::env::var(VARIABLE) else { return };
     let setup: Setup = serde_json::from_str(&setup).unwrap();
-    let context = Context::open(&ContextOptions { transports: setup.transports, ..Default::default() }).unwrap();
+    let route = setup.runs.then_some(Route::Runs);
+    let context = Context::open(&ContextOptions { transports: setup.transports, route, ..Default::default() }).unwrap();
     let (worker, events) = Worker::start(&context, setup.epoch).unwrap();
     let mut region = Some(context.allocate(setup.bytes).unwrap());
     let card = region.as_ref().unwrap().card();
@@ -154,6 +182,16 @@ fn serve() {
             Ask::Unregister => {
                 region = None;
                 std::thread::sleep(Duration::from_millis(20));
+                Answer::Done
+            }
+            Ask::Pull { address, epoch, card } => {
+                let endpoint = worker.connect(&address, epoch).unwrap();
+                let remote = worker.import(endpoint, &card).unwrap();
+                let local = region.as_ref().unwrap();
+                for transfer in 0..MANY {
+                    let part = pieces(local, remote, setup.bytes / PIECE);
+                    worker.get(endpoint, TransferId(transfer), vec![part]).unwrap();
+                }
                 Answer::Done
             }
             Ask::Cpu => Answer::Cpu(cpu_seconds()),

@@ -25,13 +25,15 @@ pub(crate) const PIECE: u64 = 4096;
 /// Transports and a route over them.
 pub(crate) type Way = (Option<&'static str>, Route);
 
-pub(crate) const WAYS: [Way; 6] = [
+pub(crate) const WAYS: [Way; 8] = [
     (None, Route::Direct),
     (None, Route::Landing),
     (None, Route::Staged),
     (None, Route::Runs),
     (Some("tcp"), Route::Staged),
     (Some("tcp"), Route::Runs),
+    (Some("posix,sysv"), Route::Staged),
+    (Some("posix,sysv"), Route::Runs),
 ];
 
 pub(crate) struct End {
@@ -67,16 +69,7 @@ impl End {
 
     /// The first `count` pieces to the same places of the target, in reverse order.
     pub(crate) fn part(&self, remote: RemoteRegion, count: u64) -> Part {
-        Part {
-            local: self.pool.clone(),
-            local_base: 0,
-            local_slot_stride: PIECE,
-            remote,
-            remote_base: 0,
-            remote_slot_stride: PIECE,
-            pieces: [Piece { local_offset: 0, remote_offset: 0, run_bytes: PIECE, dims: [Dim::ONE; 2] }].into(),
-            pairs: (0..count as u32).rev().map(|slot| SlotPair { local: slot, remote: slot }).collect(),
-        }
+        pieces(&self.pool, remote, count)
     }
 
     pub(crate) fn put(&self, endpoint: EndpointId, transfer: TransferId, part: Part) {
@@ -121,6 +114,20 @@ impl End {
                 _ => {}
             }
         }
+    }
+}
+
+/// The first `count` pieces of both sides, in reverse order.
+pub(crate) fn pieces(local: &Region, remote: RemoteRegion, count: u64) -> Part {
+    Part {
+        local: local.clone(),
+        local_base: 0,
+        local_slot_stride: PIECE,
+        remote,
+        remote_base: 0,
+        remote_slot_stride: PIECE,
+        pieces: [Piece { local_offset: 0, remote_offset: 0, run_bytes: PIECE, dims: [Dim::ONE; 2] }].into(),
+        pairs: (0..count as u32).rev().map(|slot| SlotPair { local: slot, remote: slot }).collect(),
     }
 }
 

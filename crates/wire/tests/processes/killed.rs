@@ -1,6 +1,6 @@
 //! SIGKILL before, during and after a transfer, and a peer that comes back.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kvferry_wire::{CommandError, Event, PutError, Status, TransferError, TransferId};
 
@@ -118,5 +118,21 @@ fn a_death_is_reported_behind_the_failure() {
         }
         println!("{way:?}: certain after {:?}", killed.elapsed());
         assert!(killed.elapsed() < NOTICE, "{way:?}: {:?}", killed.elapsed());
+    }
+}
+
+/// What it had asked for is answered to nobody.
+#[test]
+fn a_peer_that_is_killed_while_it_pulls_harms_nobody() {
+    for transports in [None, Some("tcp"), Some("posix,sysv")] {
+        for round in 0..2 {
+            let mut source = Target::start(transports, 1, BYTES);
+            let mut puller = Target::start_puller(transports, 2, BYTES);
+            puller.pull(&source);
+            std::thread::sleep(Duration::from_millis(100 * round));
+            puller.kill();
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(source.holds(&vec![0; BYTES as usize]), "{transports:?}");
+        }
     }
 }

@@ -1,0 +1,126 @@
+//! The conformance suite over real UCX, and what needs more than two ends.
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "a test fails by panicking; its patterns wrap"
+)]
+
+mod large;
+mod suite;
+
+use crossbeam::channel::Receiver;
+use kvferry_wire::{Context, ContextOptions, Event, OpenError, Pages, Region, RegionError, Route, TransferId, Worker};
+use suite::end::{Way, bytes, filled, side_by_side};
+
+/// UCX's own choice, a socket, shared memory without and with the kernel's copies, and a worker that is its own peer. The last
+/// has UCX's `self` on offer, which UCX leaves aside: it cannot say that a peer failed.
+fn ways() -> Vec<Way> {
+    let mut ways = Way::all(None, true);
+    ways.extend(Way::all(Some("tcp"), false));
+    ways.extend(Way::all(Some("posix,sysv"), true));
+    ways.extend(Way::all(Some("posix,sysv,cma,tcp"), true));
+    ways.extend(Way::all(Some("self,posix,tcp"), true).into_iter().map(|way| Way { alone: true, ..way }));
+    ways
+}
+
+fn run(behaviour: fn(&Way)) {
+    ways().iter().for_each(behaviour);
+}
+
+suite::conformance!(run);
+
+#[test]
+fn an_unknown_transport_is_named() {
+    let list = "no-such-transport".to_owned();
+    match Context::open(&ContextOptions { transports: Some(list.clone()), ..Default::default() }) {
+        Err(OpenError::Transports { list: named, .. }) => assert_eq!(named, list),
+        result => panic!("{result:?}"),
+    }
+}
+
+#[test]
+fn thirty_two_workers_of_one_host_reach_each_other() {
+    const WORKERS: usize = 32;
+    let ends: Vec<(Context, Worker, Receiver<Event>, Region)> = (0..WORKERS as u64)
+        .map(|epoch| {
+            let context = Context::open(&ContextOptions::default()).unwrap();
+            let (worker, events) = Worker::start(&context, epoch).unwrap();
+            let region = context.allocate(WORKERS as u64 * 4096).unwrap();
+            (context, worker, events, region)
+        })
+        .collect();
+    // Everybody writes page `i` of everybody, `i` being its own number.
+    for (number, (context, worker, events, _)) in ends.iter().enumerate() {
+        let from = filled(context, &[number as u8 + 1; 4096]);
+        for (_, peer, _, to) in &ends {
+            let endpoint = worker.connect(peer.address(), peer.epoch()).unwrap();
+            let remote = worker.import(endpoint, &to.card()).unwrap();
+            let part = side_by_side((&from, 0), (remote, number as u64 * 4096), 4096, 1);
+            worker.put(endpoint, TransferId(0), vec![part]).unwrap();
+            loop {
+                match events.recv_timeout(suite::end::DEADLINE).unwrap() {
+                    Event::TransferDone { result, .. } => {
+                        result.unwrap();
+                        break;
+                    }
+                    event => println!("{event:?}"),
+                }
+            }
+        }
+    }
+    let expected: Vec<u8> = (0..WORKERS * 4096).map(|byte| (byte / 4096) as u8 + 1).collect();
+    assert!(ends.iter().all(|(_, _, _, region)| bytes(region) == expected));
+}
+
+/// They share its registrations, and each has its own thread, pinned here, its own endpoints and its own events.
+#[test]
+fn several_workers_of_one_context_move_bytes_at_once() {
+    const WORKERS: usize = 4;
+    for transports in [None, Some("tcp")] {
+        let transports = transports.map(str::to_owned);
+        let options = ContextOptions { transports, cpus: vec![0], ..ContextOptions::default() };
+        let [ours, theirs] = [0; 2].map(|_| Context::open(&options).unwrap());
+        let bytes_each = 1 << 20;
+        let sent = suite::end::pattern(WORKERS as u64 * bytes_each);
+        let (from, to) = (filled(&ours, &sent), theirs.allocate(WORKERS as u64 * bytes_each).unwrap());
+        let pairs: Vec<_> = (0..WORKERS as u64)
+            .map(|number| (Worker::start(&ours, number).unwrap(), Worker::start(&theirs, 100 + number).unwrap()))
+            .collect();
+        for (number, ((source, _), (target, _))) in (0..).zip(&pairs) {
+            let endpoint = source.connect(target.address(), target.epoch()).unwrap();
+            let remote = source.import(endpoint, &to.card()).unwrap();
+            let base = number * bytes_each;
+            let part = side_by_side((&from, base), (remote, base), 4096, (bytes_each / 4096) as u32);
+            source.put(endpoint, TransferId(number), vec![part]).unwrap();
+        }
+        for (number, ((_, events), _)) in (0..).zip(&pairs) {
+            match events.recv_timeout(suite::end::DEADLINE).unwrap() {
+                Event::TransferDone { transfer: TransferId(ended), result: Ok(_) } => assert_eq!(ended, number),
+                event => panic!("{event:?}"),
+            }
+        }
+        assert!(bytes(&to) == sent);
+    }
+}
+
+#[test]
+fn a_processor_that_is_not_there_is_named() {
+    let context = Context::open(&ContextOptions { cpus: vec![1 << 20], ..ContextOptions::default() }).unwrap();
+    assert!(matches!(Worker::start(&context, 1), Err(OpenError::Processor { cpu: 0x10_0000 })));
+}
+
+#[test]
+fn memory_in_huge_pages_is_a_target_like_any_other_or_refused_by_name() {
+    let way = &Way::all(None, true)[0];
+    let [a, b] = suite::end::pair(way);
+    let target = match b.context.allocate_in(100_000, Pages::Huge) {
+        Ok(target) => target,
+        Err(RegionError::HugePages { bytes: 100_000 }) => return println!("none are set aside"),
+        Err(error) => panic!("{error}"),
+    };
+    let sent = suite::end::pattern(100_000);
+    let remote = a.worker.import(a.to_peer, &target.card()).unwrap();
+    a.put(1, side_by_side((&filled(&a.context, &sent), 0), (remote, 0), 1000, 100));
+    assert_eq!(a.done().1.unwrap().route, Route::Direct);
+    assert!(bytes(&target) == sent);
+}

@@ -1,0 +1,15 @@
+//! The conformance suite, and faults by script, over a UCX that is none. As the newest release.
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "a test fails by panicking; its patterns wrap"
+)]
+
+mod faults;
+mod suite;
+
+/// What the fake says it is.
+const VERSION: kvferry_wire::Version = kvferry_wire::Version::new(1, 22, 0);
+
+suite::conformance!(faults::run);
+faults::faults!();

@@ -1,0 +1,97 @@
+//! The messages of the inbox: the source's are Hello, Describe and the chunks, the target's grants and the end.
+
+use kvferry_fake_ucx::{Act, Fault, Rule, Script};
+use kvferry_wire::{PutError, Route, Status, TransferId};
+
+use super::{STALL, Stage, once, play};
+use crate::suite::end::DEADLINE;
+
+/// Messages of either side that a transfer of [`super::BYTES`] has at most, and some more.
+const MESSAGES: u64 = 26;
+
+fn each_message(check: impl Fn(Route, usize, u64)) {
+    for route in [Route::Landing, Route::Staged] {
+        for worker in [0, 1] {
+            (0..MESSAGES).for_each(|nth| check(route, worker, nth));
+        }
+    }
+}
+
+const TIMED_OUT: Result<(), PutError> = Err(PutError::Endpoint { source: Status::ERR_TIMED_OUT });
+
+pub(crate) fn a_lost_message_costs_at_most_the_stall_deadline() {
+    for route in [Route::Landing, Route::Staged] {
+        // Hello, Describe, a chunk, the last chunk; a grant.
+        for (worker, nth) in [(0, 0), (0, 1), (0, 2), (0, 11), (0, 21), (1, 0)] {
+            let _session = once(worker, Act::Send, nth, Fault::Lose);
+            let stage = Stage::new(route, STALL);
+            stage.put(1);
+            assert_eq!(stage.end(), (TIMED_OUT, true), "{route}, message {nth} of {worker}");
+        }
+    }
+}
+
+pub(crate) fn a_message_that_comes_twice_or_late_changes_nothing() {
+    each_message(|route, worker, nth| {
+        for fault in [Fault::Double, Fault::Delay(100)] {
+            let _session = once(worker, Act::Send, nth, fault);
+            let stage = Stage::new(route, DEADLINE);
+            stage.put(1);
+            assert_eq!(stage.end(), (Ok(()), false), "{route}, {fault:?} of message {nth} of {worker}");
+            assert!(stage.is_whole(), "{route}, {fault:?} of message {nth} of {worker}");
+            stage.check_next("after it");
+        }
+    });
+}
+
+pub(crate) fn a_message_that_is_overtaken_or_damaged_ends_its_transfer_or_changes_nothing() {
+    each_message(|route, worker, nth| {
+        let _session = once(worker, Act::Send, nth, Fault::Overtaken);
+        let stage = Stage::new(route, STALL);
+        stage.put(1);
+        match stage.end() {
+            (Ok(()), false) => assert!(stage.is_whole(), "{route}, message {nth} of {worker} is overtaken"),
+            (TIMED_OUT, true) => {}
+            end => panic!("{route}, message {nth} of {worker} is overtaken: {end:?}"),
+        }
+    });
+    // Behind the header and the name of the connection; what is damaged on its way is not told from what was meant.
+    for place in [0, 3, 5, 20, 29, 30, 31, 33, 40] {
+        for (route, worker, nth) in
+            [(Route::Landing, 0, 0), (Route::Landing, 0, 1), (Route::Staged, 0, 3), (Route::Staged, 1, 0)]
+        {
+            let _session = once(worker, Act::Send, nth, Fault::Damage(place));
+            let stage = Stage::new(route, STALL);
+            stage.put(1);
+            let (result, _) = stage.end();
+            println!("{route}, byte {place} of message {nth} of {worker}: {result:?}");
+            drop(stage);
+        }
+    }
+}
+
+/// The transfer waits for a grant that is lost, so that the cancel is the source's third message and its answer the target's
+/// second.
+pub(crate) fn a_cancel_that_is_not_answered_ends_at_the_stall_deadline() {
+    let lost = |worker, nth| Rule { worker, act: Act::Send, nth, fault: Fault::Lose };
+    let cases = [
+        (None, DEADLINE, Err(PutError::Cancelled)),
+        (Some((0, 2)), STALL, TIMED_OUT),
+        (Some((1, 1)), STALL, TIMED_OUT),
+    ];
+    for route in [Route::Landing, Route::Staged] {
+        for (second, deadline, expected) in cases {
+            let rules = [Some((1, 0)), second].into_iter().flatten().map(|(worker, nth)| lost(worker, nth)).collect();
+            let _session = play(Script { rules, ..Script::default() });
+            let stage = Stage::new(route, deadline);
+            stage.put(1);
+            std::thread::sleep(STALL / 4); // so that it is under way
+            stage.a.worker.cancel(TransferId(1)).unwrap();
+            let (result, failed) = stage.end();
+            assert_eq!((result, failed), (expected, expected == TIMED_OUT), "{route}, {second:?}");
+            if !failed {
+                stage.check_next("after the cancel");
+            }
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Messages.
+
+use kvferry_wire::{CommandError, Event, FRAME_PAYLOAD_BYTES_MAX, FrameError, TransferId};
+
+use super::end::{Way, bytes, filled, pair, pattern, side_by_side};
+
+pub(crate) fn frames_arrive_in_order_with_their_epoch_up_to_the_limit(way: &Way) {
+    let [a, b] = pair(way);
+    let sizes = [0, 1, 100, 9000, FRAME_PAYLOAD_BYTES_MAX, 3];
+    for (kind, size) in sizes.into_iter().enumerate() {
+        a.worker.send(a.to_peer, kind.try_into().unwrap(), vec![kind as u8; size]).unwrap();
+    }
+    for (kind, size) in sizes.into_iter().enumerate() {
+        let frame = b.frame();
+        assert_eq!((frame.source_epoch, usize::from(frame.kind)), (a.epoch, kind), "{way:?}");
+        assert!(frame.payload == vec![kind as u8; size], "{way:?}");
+    }
+    let over = vec![0; FRAME_PAYLOAD_BYTES_MAX + 1];
+    assert!(matches!(a.worker.send(a.to_peer, 0, over), Err(CommandError::PayloadTooLong { .. })));
+}
+
+pub(crate) fn a_frame_for_an_earlier_life_is_dropped_and_named(way: &Way) {
+    let [a, b] = pair(way);
+    let stale = a.worker.connect(b.worker.address(), 0xdead).unwrap();
+    a.worker.send(stale, 1, vec![1, 2, 3]).unwrap();
+    match b.event() {
+        Event::BadFrame(FrameError::StaleEpoch { theirs: 0xdead, ours }) if ours == b.epoch => {}
+        event => panic!("{event:?} in place of a stale frame"),
+    }
+}
+
+/// The one ordering that there is between the two: whoever reads the frame can read the bytes.
+pub(crate) fn a_frame_behind_a_transfer_finds_its_bytes(way: &Way) {
+    const BYTES: u64 = 30_000;
+    let [a, b] = pair(way);
+    let (source, target) = (a.context.allocate(BYTES).unwrap(), b.context.allocate(BYTES).unwrap());
+    let remote = a.worker.import(a.to_peer, &target.card()).unwrap();
+    for round in 0..20u8 {
+        source.write(0, &vec![round + 1; BYTES as usize]).unwrap();
+        let part = side_by_side((&source, 0), (remote, 0), BYTES / 30, 30);
+        a.worker.put_then_send(a.to_peer, TransferId(0), vec![part], u16::from(round), Vec::new()).unwrap();
+        // Alone, the two come to the same queue in either order.
+        let (mut ended, mut heard) = (false, false);
+        while !heard || (way.alone && !ended) {
+            match b.event() {
+                Event::Frame(frame) if frame.kind == u16::from(round) => {
+                    assert!(bytes(&target) == vec![round + 1; BYTES as usize], "{way:?}, round {round}");
+                    heard = true;
+                }
+                Event::TransferDone { result, .. } if way.alone => ended = result.is_ok(),
+                event => panic!("{way:?}: {event:?}"),
+            }
+        }
+        if !way.alone {
+            a.done().1.unwrap();
+        }
+    }
+    let other = filled(&a.context, &pattern(100));
+    a.put(1, side_by_side((&other, 0), (remote, 0), 100, 1));
+    a.done().1.unwrap();
+}
