@@ -298,10 +298,13 @@ fn describe() {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::io;
+    use std::sync::Arc;
 
     use kvferry_wire::Status;
     use metrics_util::MetricKind;
     use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+    use tracing_subscriber::fmt::format::FmtSpan;
 
     use super::*;
     use crate::core::LinkId;
@@ -396,6 +399,56 @@ mod tests {
         check(&recorded, "kvferry_request_seconds side=source", &seconds(&[TOTAL; 2]));
         check(&recorded, "kvferry_request_seconds side=destination", &seconds(&[TOTAL]));
         check(&recorded, "kvferry_write_seconds route=direct", &seconds(&[Duration::from_millis(2); 2]));
+    }
+
+    /// A log in memory.
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_request_is_a_span_with_an_event_for_each_peer() {
+        let log = Log::default();
+        let for_writer = log.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_span_events(FmtSpan::CLOSE)
+            .with_max_level(tracing::Level::DEBUG)
+            .with_ansi(false)
+            .with_writer(move || for_writer.clone())
+            .finish();
+        let now = Instant::now();
+        tracing::subscriber::with_default(subscriber, || {
+            let telemetry = Telemetry::new();
+            telemetry.send_begun(ticket(5), &(64..96), now);
+            telemetry.sent(now, ticket(5), &Ok(vec![part(0, 100, Route::Direct), part(1, 20, Route::Staged)]));
+            telemetry.receive_begun(key(6), &(0..32), 1, now);
+            telemetry.received(now, key(6), &Err(error(6, TransferError::Cancelled)));
+        });
+        let text = String::from_utf8(log.0.lock().clone()).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        let expected = [
+            "send{request=5 attempt=0 tokens=64..96 outcome=\"succeeded\"}: kvferry::telemetry: sent destination=0 bytes=100 \
+             route=direct reason=the options ask for it",
+            "send{request=5 attempt=0 tokens=64..96 outcome=\"succeeded\"}: kvferry::telemetry: sent destination=1 bytes=20 \
+             route=staged reason=the options ask for it",
+            "send{request=5 attempt=0 tokens=64..96 outcome=\"succeeded\" bytes=120}: kvferry::telemetry: close",
+            "receive{request=6 attempt=0 tokens=0..32 outcome=\"cancelled\"}: kvferry::telemetry: ended early error=cancelled",
+            "receive{request=6 attempt=0 tokens=0..32 outcome=\"cancelled\"}: kvferry::telemetry: close",
+        ];
+        assert_eq!(lines.len(), expected.len(), "{text}");
+        for (line, expected) in lines.iter().zip(expected) {
+            assert!(line.contains(expected), "{line}\n{expected}");
+        }
     }
 
     #[test]
