@@ -14,6 +14,8 @@ mod recent;
 mod sending;
 #[cfg(test)]
 mod simulation;
+#[cfg(test)]
+mod tests;
 mod timers;
 
 use std::collections::{BTreeMap, BTreeSet};
