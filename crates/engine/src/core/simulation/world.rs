@@ -430,8 +430,8 @@ impl World {
                 }
                 let middle = held as u64 * BLOCK_TOKENS + 5;
                 let whole = held == 0 || middle >= end;
-                let parts = if whole { vec![0..end] } else { vec![0..middle, middle..end] };
-                for (number, tokens) in parts.into_iter().enumerate() {
+                let parts = [0..if whole { end } else { middle }, middle..end];
+                for (number, tokens) in parts.into_iter().take(if whole { 1 } else { 2 }).enumerate() {
                     let part = PartSpec { tokens, ..PartSpec::default() };
                     let deed = Deed::Push { key, part, ready: !self.random.one_in(3) };
                     // Parts follow each other.
@@ -495,11 +495,7 @@ impl World {
                         self.do_deed(index, deed);
                     }
                 }
-                78..84 => {
-                    if self.keys.len() < 24 {
-                        self.post();
-                    }
-                }
+                78..84 if self.keys.len() < 24 => self.post(),
                 84..88 => {
                     let time = Duration::from_millis([1, 50, 300, 3000][self.random.below(4)]);
                     self.pass(time);
