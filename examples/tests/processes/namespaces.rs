@@ -13,7 +13,7 @@ use kvferry_examples::event::{Event, Phase};
 use crate::run::{Running, start_in};
 
 /// Four ranks on either side, each of which has to do with two of the other.
-const JOB: &str = "--tokens 16384 --from pp2tp2 --to tp4 --block-tokens-to 16 --transport tcp --json";
+const JOB: &str = "--tokens 4096 --from pp2tp2 --to tp4 --block-tokens-to 16 --transport tcp --json";
 
 /// Two namespaces with a cable between them. Taken down when dropped.
 struct Cable {
@@ -21,9 +21,11 @@ struct Cable {
     decode: String,
 }
 
-fn ip(line: &str) -> Result<(), String> {
+/// What `ip` prints, or why it fails.
+fn ip(line: &str) -> Result<String, String> {
     let output = Command::new("ip").args(line.split_whitespace()).output().map_err(|error| error.to_string())?;
-    output.status.success().then_some(()).ok_or_else(|| String::from_utf8_lossy(&output.stderr).trim().to_owned())
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    output.status.success().then(|| text(&output.stdout)).ok_or_else(|| text(&output.stderr))
 }
 
 impl Cable {
@@ -43,11 +45,25 @@ impl Cable {
             format!("-n {decode} link set {decode} up"),
             format!("-n {prefill} link set {prefill} up"),
         ];
-        match laid.iter().try_for_each(|line| ip(line)) {
-            Ok(()) => Some(cable),
+        match laid.iter().try_for_each(|line| ip(line).map(drop)) {
+            Ok(()) => {
+                cable.wait_until_up();
+                Some(cable)
+            }
             Err(error) => {
                 eprintln!("skipped: network namespaces cannot be had here: {error}");
                 None
+            }
+        }
+    }
+
+    /// UCX leaves out a device that is not up yet.
+    fn wait_until_up(&self) {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        for namespace in [&self.prefill, &self.decode] {
+            while !ip(&format!("-n {namespace} link show {namespace}")).unwrap().contains(" state UP ") {
+                assert!(Instant::now() < deadline, "{namespace} does not come up");
+                thread::sleep(Duration::from_millis(10));
             }
         }
     }

@@ -495,7 +495,7 @@ impl World {
                         self.do_deed(index, deed);
                     }
                 }
-                78..84 if self.keys.len() < 24 => self.post(),
+                78..84 if self.keys.len() < 24 => drop(self.post()),
                 84..88 => {
                     let time = Duration::from_millis([1, 50, 300, 3000][self.random.below(4)]);
                     self.pass(time);
