@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use kvferry_wire::{Context, ContextOptions, Dim, Event, Part, Piece, SlotPair, TransferId, Worker};
+use kvferry_wire::{Context, ContextOptions, Dim, Event, List, Part, Piece, Run, SlotPair, TransferId, Worker};
 
 const BYTES: u64 = 32 << 20;
 
@@ -74,5 +74,34 @@ fn put(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, put);
+/// 131,072 pairs of addresses checked, and made into parts: rows of 64 layers in shuffled slots, and no structure at all.
+fn list(c: &mut Criterion) {
+    const ENTRIES: u32 = 131_072;
+    const RUN_BYTES: u64 = 256;
+    const LAYERS: u32 = 64;
+    let context = Context::open(&ContextOptions::default()).unwrap();
+    let (target, _target_events) = Worker::start(&context, 1).unwrap();
+    let (initiator, _events) = Worker::start(&context, 2).unwrap();
+    let endpoint = initiator.connect(target.address(), target.epoch()).unwrap();
+    let (from, to) = (context.allocate(BYTES).unwrap(), context.allocate(BYTES).unwrap());
+    let remote = initiator.import(endpoint, &to.card()).unwrap();
+    let layered = |entry: u32| shuffled(entry / LAYERS, ENTRIES / LAYERS) * LAYERS + entry % LAYERS;
+    let mut group = c.benchmark_group("list");
+    group.throughput(Throughput::Elements(u64::from(ENTRIES)));
+    for (name, at) in [("layers", &layered as &dyn Fn(u32) -> u32), ("shuffled", &|entry| shuffled(entry, ENTRIES))] {
+        let runs = |base: u64| -> Vec<Run> {
+            (0..ENTRIES)
+                .map(|entry| Run { address: base + u64::from(at(entry)) * RUN_BYTES, bytes: RUN_BYTES })
+                .collect()
+        };
+        let (local, distant) = (runs(from.base()), runs(to.base()));
+        let check = || List::new(vec![from.clone()], vec![remote], &local, &distant).unwrap();
+        let list = check();
+        group.bench_function(BenchmarkId::new("check", name), |b| b.iter(check));
+        group.bench_function(BenchmarkId::new("parts", name), |b| b.iter(|| list.parts()));
+    }
+    group.finish();
+}
+
+criterion_group!(benches, put, list);
 criterion_main!(benches);

@@ -14,7 +14,7 @@ pub fn of_transfer(error: &RequestError) -> Option<Member> {
         | TransferError::Put { peer, .. } => Some(member(*peer)),
         _ => None,
     };
-    error.errors.iter().find_map(blamed)
+    error.errors.iter().find_map(|part| blamed(&part.error))
 }
 
 /// The rank that was lost or kept silent.
@@ -45,6 +45,8 @@ fn member(peer: PeerName) -> Member {
 mod tests {
     use std::time::Duration;
 
+    use kvferry::{PartError, Phase, RequestKey};
+
     use super::*;
 
     #[test]
@@ -52,8 +54,13 @@ mod tests {
         let peer = PeerName { side: PeerSide::Source, rank: 3 };
         let sender = Some(Member { side: Side::Sender, rank: 3 });
         let waited = Duration::from_secs(1);
-        assert_eq!(of_transfer(&TransferError::Stalled { peer, waited, moved: 0, expected: 1 }.into()), sender);
-        assert_eq!(of_transfer(&TransferError::PlansDiffer { peer, reported: 0, expected: 1 }.into()), None);
+        let of_error = |error| {
+            let key = RequestKey { request: 1, attempt: 0 };
+            let errors = vec![PartError { epoch: 7, phase: Phase::Moving, error }];
+            of_transfer(&RequestError { key, errors })
+        };
+        assert_eq!(of_error(TransferError::Stalled { peer, waited, moved: 0, expected: 1 }), sender);
+        assert_eq!(of_error(TransferError::PlansDiffer { peer, reported: 0, expected: 1 }), None);
         assert_eq!(of_connect(&ConnectError::NoAnswer { peer, waited }), sender);
         assert_eq!(of_connect(&ConnectError::Order { peer, found: 1 }), None);
         let missing = Refusal::Missing { member: Member::HOST, limit_s: 1.0 };

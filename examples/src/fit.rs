@@ -38,10 +38,23 @@ pub fn check(job: &Job, tables: &Tables, member: Option<Member>) -> Result<(), F
     fn of<'a>(part: &'a [u32], tables: &'a [PageTable]) -> impl Iterator<Item = (u32, &'a PageTable)> {
         (0..).zip(tables).filter(|(rank, _)| part.contains(rank))
     }
-    let assignments = assign(of(&senders, &tables.senders), of(&receivers, &tables.receivers))?;
+    check_tables(of(&senders, &tables.senders), of(&receivers, &tables.receivers), concerned)
+}
+
+/// The same of ranks with these tables, for those pairs of which both ranks are `concerned`.
+///
+/// # Errors
+///
+/// [`FitError`] names the first ranks that do not fit.
+pub fn check_tables<'a>(
+    senders: impl Iterator<Item = (u32, &'a PageTable)>,
+    receivers: impl Iterator<Item = (u32, &'a PageTable)>,
+    concerned: impl Fn(Member) -> bool,
+) -> Result<(), FitError> {
+    let assignments = assign(senders, receivers)?;
     let mut templates = Templates::default();
-    for (rank, assignment) in receivers.into_iter().zip(&assignments) {
-        let receiver = Member { side: Side::Receiver, rank };
+    for assignment in &assignments {
+        let receiver = Member { side: Side::Receiver, rank: assignment.destination_rank() };
         for rank in assignment.sources().filter(|_| concerned(receiver)) {
             let sender = Member { side: Side::Sender, rank };
             if concerned(sender) {

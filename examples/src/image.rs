@@ -241,7 +241,7 @@ impl Span {
 }
 
 /// Byte of a cell from the start of its row; `token` counts from the start of the block.
-fn cell_offset(plane: &Plane, unit: u32, token: u32) -> u64 {
+pub(crate) fn cell_offset(plane: &Plane, unit: u32, token: u32) -> u64 {
     plane.offset + u64::from(unit - plane.units.start) * plane.unit_stride + u64::from(token) * plane.token_stride
 }
 

@@ -6,7 +6,8 @@
 //! - What people and programs get to see: [`event`], [`voice`], [`progress`], [`show`], [`failure`],
 //!   [`blame`].
 //! - What runs: [`sender`] and [`receiver`], which share [`rank`] and [`watch`]; [`loopback`], with [`children`]; and for all
-//!   of them [`available`], [`files`] and [`quiet`]. [`plan`] moves nothing: it says who would send what.
+//!   of them [`available`], [`files`] and [`quiet`]. [`plan`] moves nothing: it says who would send what. [`replay`] moves many requests, with an
+//!   allocator, and brings its own parts.
 #![forbid(unsafe_code)]
 
 pub mod available;
@@ -31,6 +32,7 @@ pub mod progress;
 pub mod quiet;
 pub mod rank;
 pub mod receiver;
+pub mod replay;
 pub mod sender;
 pub mod show;
 pub mod slots;

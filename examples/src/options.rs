@@ -360,7 +360,7 @@ fn parse_route(text: &str) -> Result<Route, UnknownRoute> {
 #[error("not one of direct, landing, staged, runs")]
 struct UnknownRoute;
 
-fn parse_dtype(text: &str) -> Result<Dtype, String> {
+pub(crate) fn parse_dtype(text: &str) -> Result<Dtype, String> {
     let known = DTYPES.map(|dtype| dtype.to_string());
     match known.iter().position(|name| name == text) {
         Some(index) => Ok(DTYPES[index]),
@@ -373,6 +373,7 @@ mod tests {
     use clap::CommandFactory;
 
     use super::*;
+    use crate::replay::options::ReplayOptions;
 
     fn parse_loopback(line: &str) -> Result<Option<LoopbackOptions>, Failure> {
         parse(["loopback"].into_iter().chain(line.split_whitespace()).map(OsString::from))
@@ -412,7 +413,8 @@ mod tests {
     /// `--help` explains every option, with an example.
     #[test]
     fn every_option_has_a_help_with_an_example() {
-        for command in [SenderOptions::command(), ReceiverOptions::command(), LoopbackOptions::command()] {
+        let replay = ReplayOptions::command();
+        for command in [SenderOptions::command(), ReceiverOptions::command(), LoopbackOptions::command(), replay] {
             command.clone().debug_assert();
             for option in command.get_arguments() {
                 let name = format!("--{}", option.get_long().unwrap());

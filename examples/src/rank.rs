@@ -121,6 +121,7 @@ impl<'a> Rank<'a> {
             transports: moving.transport.clone(),
             route: moving.route,
             patience: moving.deadline(),
+            ..EngineOptions::default()
         };
         let started = Engine::start(options).map_err(Failure::failed)?;
         let engine = engine.get_or_init(|| started);

@@ -14,8 +14,14 @@ const HEADER_BYTES: usize = 8 + 2 + 16;
 /// A parsed and checked card.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Card {
+    /// Name of the instance.
+    pub(crate) instance: String,
     pub(crate) rank: u32,
+    /// Whether the rank makes checksums of what it sends, and checks those of what it gets.
+    pub(crate) verify: bool,
     pub(crate) epoch: u64,
+    /// When this life of the rank began, in microseconds by its clock.
+    pub(crate) born: u64,
     pub(crate) ucx: Version,
     pub(crate) address: Vec<u8>,
     pub(crate) table: PageTable,
@@ -26,8 +32,11 @@ pub(crate) struct Card {
 /// The contents as they are encoded.
 #[derive(Serialize, Deserialize)]
 struct Contents {
+    instance: String,
     rank: u32,
+    verify: bool,
     epoch: u64,
+    born: u64,
     ucx: (u32, u32, u32),
     address: Vec<u8>,
     table: Vec<u8>,
@@ -37,8 +46,11 @@ struct Contents {
 impl Card {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let contents = postcard::to_allocvec(&Contents {
+            instance: self.instance.clone(),
             rank: self.rank,
+            verify: self.verify,
             epoch: self.epoch,
+            born: self.born,
             ucx: (self.ucx.major, self.ucx.minor, self.ucx.release),
             address: self.address.clone(),
             table: self.table.to_bytes(),
@@ -78,8 +90,11 @@ impl Card {
         table.check_regions(&extents.collect::<Vec<_>>())?;
         let (major, minor, release) = contents.ucx;
         Ok(Self {
+            instance: contents.instance,
             rank: contents.rank,
+            verify: contents.verify,
             epoch: contents.epoch,
+            born: contents.born,
             ucx: Version { major, minor, release },
             address: contents.address,
             table,

@@ -1,49 +1,110 @@
 //! The protocol of requests, as a state machine: what was said and what happened goes in with the time, what to do comes
 //! out. It sends nothing, reads no clock and starts no thread, so a test can play any order of events to it.
 //!
-//! A request ends on a side when each of its peers has ended there. A source therefore has no write of an ended request in
-//! flight: its slots are its own again.
+//! A request has two states that are never mixed. Logically it ends once, as soon as its fate is known. Physically it is
+//! over when nobody can touch its slots any more: then, and not before, it is *quiet*. What may still be written and by whom
+//! is kept a source at a time; a source is done with a want when it has reported, or has said that it stopped, or is dead.
 
+mod exposure;
 mod handshake;
+mod outgoing;
+mod peers;
 mod receiving;
+mod recent;
 mod sending;
 #[cfg(test)]
-mod tests;
+mod simulation;
+mod timers;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use kvferry_match::{Plan, Side, Template};
-use kvferry_wire::Status;
+use kvferry_match::{Assignment, Plan, Side, Template};
 
-use crate::error::{ConnectError, PeerName, PostError, RequestError, TransferError};
-use crate::message::{CallId, Hello, Message, Refusal, Refused, RequestKey, Want};
+use crate::error::{ConnectError, PartError, Phase, PostError, RequestError, TransferError};
+use crate::message::{Hello, Message, PartCheck, Refusal, RequestKey, Serial};
 use crate::report::{Received, Sent};
 use handshake::LinkState;
+use peers::PeerState;
 use receiving::Receiving;
+use recent::Recent;
 use sending::Sending;
+use timers::{Subject, Timers};
+
+pub(crate) use exposure::Quarantined;
+pub use sending::PartSpec;
 
 /// One pair of instances that this engine is a rank of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct LinkId(pub(crate) u32);
 
-/// One write of a plan.
+/// One write of a part of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct PutId(pub(crate) u64);
 
-/// A request on a link. An engine is one side of a link, so this names a send or a receive.
+/// A send: a request on a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Ticket {
     pub(crate) link: LinkId,
     pub(crate) key: RequestKey,
 }
 
+/// What the caller has a handle of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Handle {
+    Send(Ticket),
+    Receive(RequestKey),
+}
+
+impl Handle {
+    pub(crate) fn key(self) -> RequestKey {
+        match self {
+            Self::Send(ticket) => ticket.key,
+            Self::Receive(key) => key,
+        }
+    }
+}
+
+/// What does not change while the state machine lives.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// How long a peer may be silent before what waits for it fails.
+    pub(crate) patience: Duration,
+    /// How long an answer is waited for before the question is put again; twice as long each time.
+    pub(crate) resend: Duration,
+    /// Receives, and sends, that may be under way or not yet quiet.
+    pub(crate) requests_max: usize,
+    /// Sums are made of what is sent, and checked where it arrives.
+    pub(crate) verify: bool,
+}
+
+/// The longest wait between two sayings of the same thing, and between two tries to reach a peer.
+const RESEND_MAX: Duration = Duration::from_secs(5);
+
 /// A rank of the other instance that this rank exchanges bytes with. Peers are named by their epoch.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
+    /// Name of its instance.
+    pub(crate) instance: String,
     pub(crate) rank: u32,
+    /// When this life of it began, in microseconds by its clock.
+    pub(crate) born: u64,
     pub(crate) rows: u64,
     pub(crate) template: Template,
+    /// What the template was made of, and the source rank in it: for templates of some layers.
+    pub(crate) assignment: Option<(Assignment, u32)>,
+}
+
+/// Who an engine is, for peers that know an earlier life of it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Introduction {
+    /// Name of its instance.
+    pub(crate) instance: String,
+    /// When this life of it began, in microseconds by its clock.
+    pub(crate) born: u64,
+    pub(crate) card: Vec<u8>,
+    /// From the first of the model's layers that this rank has to behind the last.
+    pub(crate) own_layers: std::ops::Range<u32>,
 }
 
 /// What the caller of the state machine must do, in order.
@@ -51,10 +112,20 @@ pub(crate) struct Peer {
 pub(crate) enum Action {
     /// Send a message to a peer.
     Say { epoch: u64, message: Message },
-    /// Write a plan to a peer. Ends with one call of [`Core::put_done`] or [`Core::put_refused`].
-    Put { epoch: u64, put: PutId, plan: Plan },
-    /// Cut the connection to a peer, so that its writes end. The peer stays known, as lost.
-    Cut { epoch: u64 },
+    /// Write a plan to a peer, and say something the moment that it has ended well. Ends with one call of
+    /// [`Core::put_done`] or [`Core::put_refused`].
+    Put { epoch: u64, put: PutId, plan: Plan, then: Option<Message> },
+    /// Make the checksums of a plan's bytes, and call [`Core::summed`].
+    Sum { put: PutId, plan: Plan },
+    /// Compare what has arrived from a peer with its sums, and call [`Core::verified`].
+    Verify { epoch: u64, key: RequestKey, check: Box<ToVerify> },
+    /// End a write early. It ends as every write does.
+    CancelPut { put: PutId },
+    /// Make a new connection to a peer whose old one has failed, and call [`Core::dialed`] or [`Core::lost`].
+    Dial { epoch: u64 },
+    /// Somebody claims to be a peer's next life. If the card holds, connect to it and call [`Core::replace`]; call
+    /// [`Core::not_replaced`] otherwise.
+    Introduce { link: LinkId, old: u64, epoch: u64, hello: Box<Hello> },
     /// Cut the connection to a peer that is known no more.
     Forget { epoch: u64 },
     /// A link is up.
@@ -62,143 +133,176 @@ pub(crate) enum Action {
     /// A link did not come up. Its peers are forgotten.
     NotConnected { link: LinkId, error: ConnectError },
     /// More of a request has moved, over all peers.
-    Progress { ticket: Ticket, moved: u64 },
+    Progress { handle: Handle, moved: u64 },
     /// A send has ended.
     Sent { ticket: Ticket, outcome: Result<Vec<Sent>, RequestError> },
     /// A receive has ended.
-    Received { ticket: Ticket, outcome: Result<Vec<Received>, RequestError> },
+    Received { key: RequestKey, outcome: Result<Vec<Received>, RequestError> },
+    /// The request has ended, and nobody touches its slots any more.
+    Quiet { handle: Handle },
+}
+
+/// What a checksum is compared with.
+#[derive(Debug)]
+pub(crate) struct ToVerify {
+    pub(crate) serial: Serial,
+    pub(crate) tokens: std::ops::Range<u64>,
+    pub(crate) bytes: u64,
+    pub(crate) block_maps: std::sync::Arc<[kvferry_match::BlockMap]>,
+    pub(crate) checks: Vec<PartCheck>,
 }
 
 /// The state machine.
 #[derive(Debug)]
 pub(crate) struct Core {
-    /// How long a peer may be silent before what waits for it fails.
-    patience: Duration,
+    limits: Limits,
+    introduction: Introduction,
     links: BTreeMap<LinkId, LinkState>,
     /// By epoch.
     peers: BTreeMap<u64, PeerState>,
-    /// With the part of each source, by epoch.
-    receives: BTreeMap<Ticket, BTreeMap<u64, Receiving>>,
+    receives: BTreeMap<RequestKey, Receiving>,
     sends: BTreeMap<Ticket, Sending>,
+    /// Requests that are over, and how.
+    received: Recent<RequestKey, ()>,
+    sent: Recent<Ticket, Refusal>,
     /// Writes in flight.
     puts: BTreeMap<PutId, (Ticket, u64)>,
     /// Greetings of peers that this side has not been told to connect to yet, by epoch, and when they were heard.
     early_hellos: BTreeMap<u64, (Instant, Hello)>,
+    /// Epochs that are being introduced.
+    introducing: BTreeSet<u64>,
+    /// Wants of lives of peers for which something may be on its way still, and lives of which not all of those are known.
+    unsettled: Recent<(u64, Serial), ()>,
+    doubtful: Recent<u64, ()>,
+    timers: Timers,
     next_put: u64,
-}
-
-#[derive(Debug)]
-struct PeerState {
-    link: LinkId,
-    name: PeerName,
-    peer: Peer,
-    /// The peer's call that its side of the link was made with, once it has said so.
-    call: Option<CallId>,
-    /// The peer has a link for this side's call.
-    welcomed: bool,
-    lost: Option<Status>,
-    /// Receives that the peer has posted and this side has not sent yet.
-    wants: BTreeMap<RequestKey, Want>,
-}
-
-impl PeerState {
-    fn new(link: LinkId, name: PeerName, peer: Peer) -> Self {
-        Self { link, name, peer, call: None, welcomed: false, lost: None, wants: BTreeMap::new() }
-    }
+    next_serial: u64,
+    next_call: u64,
 }
 
 impl Core {
-    pub(crate) fn new(patience: Duration) -> Self {
+    pub(crate) fn new(limits: Limits) -> Self {
         Self {
-            patience,
+            limits,
+            introduction: Introduction::default(),
             links: BTreeMap::new(),
             peers: BTreeMap::new(),
             receives: BTreeMap::new(),
             sends: BTreeMap::new(),
+            received: Recent::default(),
+            sent: Recent::default(),
             puts: BTreeMap::new(),
             early_hellos: BTreeMap::new(),
+            introducing: BTreeSet::new(),
+            unsettled: Recent::default(),
+            doubtful: Recent::default(),
+            timers: Timers::default(),
             next_put: 0,
+            next_serial: 0,
+            next_call: 0,
         }
+    }
+
+    /// Says who this engine is.
+    pub(crate) fn introduce(&mut self, introduction: Introduction) {
+        self.introduction = introduction;
     }
 
     /// A message has arrived.
     pub(crate) fn heard(&mut self, now: Instant, epoch: u64, message: Message) -> Vec<Action> {
         match message {
             Message::Hello(hello) => self.hello(now, epoch, hello),
-            Message::Welcome(call) => self.welcome(epoch, call),
-            Message::Bye(call) => self.bye(epoch, call),
+            Message::Welcome(call) => self.welcome(now, epoch, call),
+            Message::Bye(bye) => self.bye(now, epoch, bye),
             Message::Want(want) => self.want(now, epoch, want),
+            Message::Got(about) => self.got(now, epoch, about),
             Message::Moved(moved) => self.moved(now, epoch, moved),
             Message::Done(done) => self.done(now, epoch, done),
-            Message::DoneAck(key) => self.acked(epoch, key),
-            Message::Refused(Refused { key, reason }) => match self.peers.get(&epoch).map(|peer| peer.name.side) {
-                Some(Side::Source) => self.refused_by_source(epoch, key, reason),
-                Some(Side::Destination) => self.refused_by_destination(epoch, key, reason),
-                None => Vec::new(),
-            },
+            Message::DoneAck(about) => self.done_acked(now, epoch, about),
+            Message::Refused(refused) => self.refused(now, epoch, refused),
+            Message::Cancel(about) => self.want_cancelled(now, epoch, about),
+            Message::Stopped(stopped) => self.stopped(now, epoch, stopped),
+            Message::StopAck(about) => self.stop_acked(now, epoch, about),
+            Message::Announce(key) => self.announced(now, epoch, key),
+            Message::Release(key) => self.released(now, epoch, key),
         }
-    }
-
-    /// The connection to a peer has failed or was cut. Writes in flight end by themselves.
-    pub(crate) fn lost(&mut self, epoch: u64, status: Status) -> Vec<Action> {
-        let Some(peer) = self.peers.get_mut(&epoch) else { return Vec::new() };
-        let (link, name) = (peer.link, peer.name);
-        peer.lost.get_or_insert(status);
-        peer.wants.clear();
-        if let Some(actions) = self.lost_while_connecting(link, name, status) {
-            return actions;
-        }
-        let mut actions = self.lose_source(epoch, name, status);
-        actions.extend(self.lose_destination(epoch, name, status));
-        actions
     }
 
     /// When [`Core::tick`] is due.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        let links = self.links.values().filter_map(LinkState::deadline);
-        let receives = self.receives.values().flat_map(|parts| parts.values()).filter_map(Receiving::waits_since);
-        let sends = self.sends.values().flat_map(Sending::waits_since);
-        links.chain(receives.chain(sends).map(|since| since + self.patience)).min()
+        self.timers.next()
     }
 
-    /// Ends what has waited too long.
+    /// Does what is due: says again what has not been answered, ends what has waited too long.
     pub(crate) fn tick(&mut self, now: Instant) -> Vec<Action> {
-        let mut actions = self.tick_links(now);
-        actions.extend(self.tick_receives(now));
-        actions.extend(self.tick_sends(now));
+        let mut actions = Vec::new();
+        while let Some(subject) = self.timers.pop(now) {
+            actions.extend(match subject {
+                Subject::Link(link) => self.link_due(now, link),
+                Subject::Peer(epoch) => self.peer_due(now, epoch),
+                Subject::Choice(key) => self.choice_due(now, key),
+                Subject::Incoming(key, epoch) => self.incoming_due(now, key, epoch),
+                Subject::Outgoing(ticket, epoch) => self.outgoing_due(now, ticket, epoch),
+            });
+        }
         actions
     }
 
-    /// Ends everything: the engine goes away.
+    /// Ends everything: the engine goes away. It says goodbye where it has nothing in flight.
     pub(crate) fn stop(&mut self) -> Vec<Action> {
-        let links = std::mem::take(&mut self.links).into_iter().filter(|(_, link)| link.deadline().is_some());
-        let links = links.map(|(link, _)| Action::NotConnected { link, error: ConnectError::Stopped });
-        let receives = std::mem::take(&mut self.receives).into_keys();
-        let receives = receives
-            .map(|ticket| Action::Received { ticket, outcome: Err(RequestError::from(TransferError::Stopped)) });
-        let sends = std::mem::take(&mut self.sends).into_keys();
-        let sends =
-            sends.map(|ticket| Action::Sent { ticket, outcome: Err(RequestError::from(TransferError::Stopped)) });
-        links.chain(receives).chain(sends).collect()
+        let mut actions = Vec::new();
+        let links = std::mem::take(&mut self.links);
+        for (link, state) in &links {
+            let writing = self.sends.iter().any(|(ticket, send)| ticket.link == *link && send.is_writing());
+            let peers = state.peers.iter().filter_map(|epoch| Some((*epoch, self.peers.get(epoch)?)));
+            let goodbye = peers.map(|(epoch, peer)| self.goodbye(epoch, peer.own_call, !writing));
+            actions.extend(goodbye);
+        }
+        let links = links.into_iter().filter(|(_, link)| link.deadline().is_some());
+        actions.extend(links.map(|(link, _)| Action::NotConnected { link, error: ConnectError::Stopped }));
+        let stopped = |key| RequestError { key, errors: vec![PartError::own(Phase::Waiting, TransferError::Stopped)] };
+        let receives = std::mem::take(&mut self.receives).into_iter().filter(|(_, receive)| !receive.ended);
+        actions.extend(receives.map(|(key, _)| Action::Received { key, outcome: Err(stopped(key)) }));
+        let sends = std::mem::take(&mut self.sends).into_iter().filter(|(_, send)| !send.ended);
+        actions.extend(sends.map(|(ticket, _)| Action::Sent { ticket, outcome: Err(stopped(ticket.key)) }));
+        self.timers = Timers::default();
+        actions
     }
 
-    /// The peers of a request, if this engine is on the right side of an open link and none of them is lost.
-    fn peers_for(&self, ticket: Ticket, side: Side) -> Result<Vec<u64>, PostError> {
-        let link = self.links.get(&ticket.link).filter(|link| link.deadline().is_none()).ok_or(PostError::NoLink)?;
+    /// The peers of a link, if this engine is on the right side of it, it is open and all of them can be spoken to.
+    fn peers_for(&self, link: LinkId, side: Side) -> Result<Vec<u64>, PostError> {
+        let link = self.links.get(&link).filter(|link| link.deadline().is_none()).ok_or(PostError::NoLink)?;
         if link.side != side {
             return Err(PostError::OtherSide);
         }
-        let lost = link.peers.iter().filter_map(|epoch| self.peers.get(epoch)).find(|peer| peer.lost.is_some());
+        let lost = link.peers.iter().filter_map(|epoch| self.peers.get(epoch)).find(|peer| !peer.is_up());
         match lost {
             Some(peer) => Err(PostError::Lost(peer.name)),
             None => Ok(link.peers.clone()),
         }
     }
 
-    /// The request that a peer's message is about, if the peer is on the given side.
-    fn ticket(&self, epoch: u64, side: Side, key: RequestKey) -> Option<Ticket> {
-        let peer = self.peers.get(&epoch)?;
-        (peer.name.side == side).then_some(Ticket { link: peer.link, key })
+    /// Which side of the link to a peer this engine is.
+    pub(crate) fn side_to(&self, epoch: u64) -> Option<Side> {
+        self.peers.get(&epoch).map(|peer| other(peer.name.side))
+    }
+
+    /// The templates between a peer and this rank: of some layers, or all.
+    pub(crate) fn templates(&mut self, epoch: u64, layers: Vec<Option<std::ops::Range<u32>>>) -> Option<Vec<Template>> {
+        let peer = &self.peers.get(&epoch)?.peer;
+        let of = |layers: Option<std::ops::Range<u32>>| match layers {
+            None => Some(peer.template.clone()),
+            Some(layers) => {
+                let (assignment, source_rank) = peer.assignment.as_ref()?;
+                assignment.template_of_layers(*source_rank, layers).ok()
+            }
+        };
+        layers.into_iter().map(of).collect()
+    }
+
+    /// The peer, if it is on the given side.
+    fn peer_on(&mut self, epoch: u64, side: Side) -> Option<&mut PeerState> {
+        self.peers.get_mut(&epoch).filter(|peer| peer.name.side == side)
     }
 }
 
@@ -210,23 +314,30 @@ pub(crate) fn other(side: Side) -> Side {
     }
 }
 
-/// How a request ended, from how its parts did: what moved, or every error, in the order of ranks.
-fn outcome<R>(
-    parts: impl Iterator<Item = Result<R, TransferError>>,
-    rank: impl Fn(&R) -> u32,
-) -> Result<Vec<R>, RequestError> {
-    let (mut moved, mut errors) = (Vec::new(), Vec::new());
-    for part in parts {
-        match part {
-            Ok(part) => moved.push(part),
-            Err(error) => errors.push(error),
-        }
-    }
-    moved.sort_by_key(rank);
-    errors.sort_by_key(TransferError::peer);
-    if errors.is_empty() { Ok(moved) } else { Err(RequestError { errors }) }
+fn say(epoch: u64, message: Message) -> Action {
+    Action::Say { epoch, message }
 }
 
-fn refusal(epoch: u64, key: RequestKey, reason: Refusal) -> Action {
-    Action::Say { epoch, message: Message::Refused(Refused { key, reason }) }
+/// A question that is put again until it is answered, less and less often.
+#[derive(Clone, Copy, Debug)]
+struct Resend {
+    due: Instant,
+    wait: Duration,
+}
+
+impl Resend {
+    /// Of something that has just been said.
+    fn new(now: Instant, limits: &Limits) -> Self {
+        Self { due: now + limits.resend, wait: limits.resend }
+    }
+
+    /// Whether it is time to say it again; then the next time is later.
+    fn is_due(&mut self, now: Instant) -> bool {
+        let due = self.due <= now;
+        if due {
+            self.wait = (2 * self.wait).min(RESEND_MAX);
+            self.due = now + self.wait;
+        }
+        due
+    }
 }

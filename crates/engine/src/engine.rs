@@ -1,39 +1,28 @@
-//! The engine: one worker, one control thread, and the state machine between them.
+//! The engine: one worker, one control thread, and the state machine that both drive.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use crossbeam::channel::{self, Receiver, Sender};
+use crossbeam::channel::{self, Sender};
 use kvferry_layout::{Extent, PageTable};
-use kvferry_match::BlockMap;
-use kvferry_wire::{Context, ContextOptions, EndpointId, Event, Region, Route, TransferId, Version, Worker};
-use parking_lot::Mutex;
+use kvferry_match::{BlockMap, Side};
+use kvferry_wire::{Context, ContextOptions, Region, Version, Worker};
 
 use crate::card::Card;
-use crate::core::{Action, Core, LinkId, PutId, Ticket, other};
+use crate::completion::Completion;
+use crate::control;
+use crate::core::{Core, Handle, Introduction, Limits, LinkId, PartSpec, Ticket, other};
 use crate::error::{ConnectError, PeerName, PostError, PublishError, StartError};
-use crate::message::{Message, RequestKey};
+use crate::message::RequestKey;
+use crate::options::EngineOptions;
 use crate::peer::WirePeer;
-use crate::report::{Received, Sent};
-use crate::survey::{Survey, survey};
-use crate::transfer::{Completion, Receive, Send, Transfer};
-
-/// How an engine is set up.
-#[derive(Clone, Debug)]
-pub struct EngineOptions {
-    /// Rank in its instance.
-    pub rank: u32,
-    /// Transports that UCX may use, as in `UCX_TLS`; `None` leaves the choice to UCX and its environment.
-    pub transports: Option<String>,
-    /// The only route that bytes may take; `None` leaves the choice to what is known of both ends.
-    pub route: Option<Route>,
-    /// How long a peer may make no progress before what waits for it fails. No limit on the length of a transfer. Between
-    /// a millisecond and a year.
-    pub patience: Duration,
-}
+use crate::quarantine::Quarantine;
+use crate::shared::{Chore, LinkCards, Published, Shared};
+use crate::survey::{Survey, parse, survey};
+use crate::transfer::{Receive, Send, Transfer};
 
 /// One pair of connected instances, of which the engine that made it is a rank. Another engine knows no such link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,10 +31,6 @@ pub struct Link {
     id: LinkId,
 }
 
-/// Bounds of [`EngineOptions::patience`]: below, nothing could ever answer; above, points in time might not exist.
-const PATIENCE_MIN: Duration = Duration::from_millis(1);
-const PATIENCE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
-
 /// Moves one rank's page cache. See the crate's documentation for the order of calls.
 ///
 /// Dropping it ends every request with [`TransferError::Stopped`](crate::TransferError::Stopped) and flushes what it has
@@ -53,39 +38,7 @@ const PATIENCE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 #[derive(Debug)]
 pub struct Engine {
     shared: Arc<Shared>,
-    stop: Sender<()>,
     control: Option<JoinHandle<()>>,
-}
-
-/// What the callers' threads and the control thread share.
-#[derive(Debug)]
-struct Shared {
-    rank: u32,
-    patience: Duration,
-    context: Context,
-    worker: Worker,
-    state: Mutex<State>,
-}
-
-#[derive(Debug)]
-struct State {
-    core: Core,
-    published: Option<Published>,
-    /// By epoch.
-    peers: BTreeMap<u64, WirePeer>,
-    epochs: BTreeMap<EndpointId, u64>,
-    connecting: BTreeMap<LinkId, Sender<Result<(), ConnectError>>>,
-    receives: BTreeMap<Ticket, Arc<Completion<Received>>>,
-    sends: BTreeMap<Ticket, Arc<Completion<Sent>>>,
-    next_link: u32,
-    stopped: bool,
-}
-
-/// This rank's table and the memory behind it.
-#[derive(Debug)]
-struct Published {
-    table: PageTable,
-    regions: Vec<Region>,
 }
 
 impl Engine {
@@ -95,35 +48,50 @@ impl Engine {
     ///
     /// [`StartError`]; nothing is left behind.
     pub fn start(options: EngineOptions) -> Result<Self, StartError> {
-        let EngineOptions { rank, transports, route, patience } = options;
-        if !(PATIENCE_MIN..=PATIENCE_MAX).contains(&patience) {
-            return Err(StartError::Patience(patience));
-        }
+        options.check()?;
+        tracing::info!(?options, "an engine starts");
         let context = Context::open(&ContextOptions {
-            transports,
-            route,
-            stall_deadline: patience,
+            transports: options.transports.clone(),
+            route: options.route,
+            inbox_bytes: options.inbox_bytes,
+            chunk_bytes: options.chunk_bytes,
+            copy_threads: options.copy_threads,
+            cpus: options.cpus.clone(),
+            // The engine gives a write up first: then the peer is asked to agree, and cut off only if it does not.
+            stall_deadline: options.patience + options.patience / 4,
             ..ContextOptions::default()
         })?;
-        let (worker, events) = Worker::start(&context, getrandom::u64()?)?;
-        let state = State {
-            core: Core::new(patience),
-            published: None,
-            peers: BTreeMap::new(),
-            epochs: BTreeMap::new(),
-            connecting: BTreeMap::new(),
-            receives: BTreeMap::new(),
-            sends: BTreeMap::new(),
-            next_link: 0,
-            stopped: false,
+        let limits = Limits {
+            patience: options.patience,
+            resend: options.resend,
+            requests_max: options.requests_max,
+            verify: options.verify,
         };
-        let shared = Arc::new(Shared { rank, patience, context, worker, state: Mutex::new(state) });
-        let (stop, stopped) = channel::bounded(1);
+        let (chores, chore_queue) = channel::unbounded();
+        let shared = Shared::new(options, context, Core::new(limits), chores.clone());
+        // The progress thread holds the engine from its first event on, until it ends.
+        let place = Arc::new(OnceLock::<Arc<Shared>>::new());
+        let (for_events, gone) = (place.clone(), Gone(chores));
+        let worker = Worker::start_with(&shared.context, getrandom::u64()?, move |event| {
+            let _ = &gone;
+            if let Some(shared) = for_events.get() {
+                shared.hear(event);
+            }
+        })?;
+        shared.set_worker(worker);
+        let _ = place.set(shared.clone()); // once
         let for_control = shared.clone();
         let control = thread::Builder::new()
             .name("kvferry-engine".to_owned())
-            .spawn(move || control(&for_control, &events, &stopped))?;
-        Ok(Self { shared, stop, control: Some(control) })
+            .spawn(move || control::run(&for_control, &chore_queue))
+            .inspect_err(|_| shared.worker().stop())?;
+        Ok(Self { shared, control: Some(control) })
+    }
+
+    /// The options that the engine was started with.
+    #[must_use]
+    pub fn options(&self) -> &EngineOptions {
+        &self.shared.options
     }
 
     /// Version of the UCX in use.
@@ -136,6 +104,12 @@ impl Engine {
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.shared.context
+    }
+
+    /// This life of the engine, as errors of peers name it.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.shared.worker().epoch()
     }
 
     /// Allocates zeroed host memory for each pool of `table` and writes its address into the table.
@@ -172,11 +146,21 @@ impl Engine {
         if let Some(pool) = regions.iter().position(|region| !self.shared.context.owns(region)) {
             return Err(PublishError::OtherContext { pool });
         }
-        let mut state = self.shared.state.lock();
+        let mut state = self.shared.lock();
         if state.published.is_some() {
             return Err(PublishError::Twice);
         }
-        state.published = Some(Published { table, regions });
+        let layers = || table.rows().map(|(_, row)| row.layer.0);
+        let own_layers = layers().min().unwrap_or(0)..layers().max().map_or(0, |last| last.saturating_add(1));
+        let published = Published { table, regions };
+        let card = self.card_of(&published);
+        state.core.introduce(Introduction {
+            instance: self.shared.options.instance.clone(),
+            born: self.shared.born,
+            card,
+            own_layers,
+        });
+        state.published = Some(Arc::new(published));
         Ok(())
     }
 
@@ -184,17 +168,23 @@ impl Engine {
     /// [`publish`](Self::publish).
     #[must_use]
     pub fn card(&self) -> Option<Vec<u8>> {
-        let state = self.shared.state.lock();
-        let published = state.published.as_ref()?;
+        let published = self.shared.lock().published.clone()?;
+        Some(self.card_of(&published))
+    }
+
+    fn card_of(&self, published: &Published) -> Vec<u8> {
         let card = Card {
-            rank: self.shared.rank,
-            epoch: self.shared.worker.epoch(),
+            instance: self.shared.options.instance.clone(),
+            rank: self.shared.options.rank,
+            verify: self.shared.options.verify,
+            epoch: self.shared.worker().epoch(),
+            born: self.shared.born,
             ucx: self.shared.context.ucx_version(),
-            address: self.shared.worker.address().to_owned(),
+            address: self.shared.worker().address().to_owned(),
             table: published.table.clone(),
             regions: published.regions.iter().map(Region::card).collect(),
         };
-        Some(card.encode())
+        card.encode()
     }
 
     /// Connects two instances: `sources` and `destinations` are the cards of all their ranks, in the order of ranks, this
@@ -206,16 +196,22 @@ impl Engine {
     /// and exchanges greetings, with the digest of what was matched, with each peer. Waits for those up to the engine's
     /// patience: the calls of all ranks must overlap.
     ///
+    /// A rank that restarts makes this call with its new card and those that the others have; the others do nothing: they
+    /// hear of its next life from itself, and the link goes on. So does a link whose connections have failed for another
+    /// reason, once they can be made again.
+    ///
     /// # Errors
     ///
     /// [`ConnectError`] names the peer; nothing is left behind. Calls that all overlap can still fail for half a second after
     /// earlier ones were given up, while those connections go down: call again.
     pub fn connect(&self, sources: &[Vec<u8>], destinations: &[Vec<u8>]) -> Result<Link, ConnectError> {
         let shared = &self.shared;
-        let Survey { side, peers } = survey(sources, destinations, shared.worker.epoch(), self.ucx_version())?;
-        let (answer, connected) = channel::bounded(1);
-        let link = {
-            let mut state = shared.state.lock();
+        let cards =
+            LinkCards { sources: parse(Side::Source, sources)?, destinations: parse(Side::Destination, destinations)? };
+        let epoch = shared.worker().epoch();
+        let Survey { side, peers } = survey(&cards.sources, &cards.destinations, epoch, self.ucx_version())?;
+        {
+            let state = shared.lock();
             if state.stopped {
                 return Err(ConnectError::Stopped);
             }
@@ -225,56 +221,70 @@ impl Engine {
             if let Some(peer) = peers.keys().find_map(|epoch| state.core.known(*epoch)) {
                 return Err(ConnectError::Already { peer });
             }
-            let link = LinkId(state.next_link);
-            state.next_link += 1;
-            state.connecting.insert(link, answer);
-            let mut members = BTreeMap::new();
-            for (epoch, (card, peer)) in peers {
-                let name = PeerName { side: other(side), rank: peer.rank };
-                match WirePeer::connect(&shared.worker, side, epoch, card, &peer) {
-                    Ok(wire) => {
-                        state.epochs.insert(wire.endpoint, epoch);
-                        state.peers.insert(epoch, wire);
-                        members.insert(epoch, peer);
-                    }
-                    Err(source) => {
-                        for epoch in members.into_keys() {
-                            state.hang_up(&shared.worker, epoch);
-                        }
-                        state.connecting.remove(&link);
-                        return Err(ConnectError::Endpoint { peer: name, source });
-                    }
+        }
+        // Not under the lock, which the progress thread needs before it can answer.
+        let mut opened = BTreeMap::new();
+        for (epoch, (card, peer)) in peers {
+            let name = PeerName { side: other(side), rank: peer.rank };
+            match WirePeer::connect(shared.worker(), side, Arc::new(card)) {
+                Ok(wire) => drop(opened.insert(epoch, (wire, peer))),
+                Err(source) => {
+                    self.close(opened.into_values().map(|(wire, _)| wire));
+                    return Err(ConnectError::Endpoint { peer: name, source });
                 }
             }
-            let actions = state.core.connect(Instant::now(), link, side, shared.rank, members);
-            shared.perform(&mut state, actions);
-            link
-        };
+        }
+        let (answer, connected) = channel::bounded(1);
+        let mut state = shared.lock();
+        if let Some(peer) = opened.keys().find_map(|epoch| state.core.known(*epoch)) {
+            drop(state);
+            self.close(opened.into_values().map(|(wire, _)| wire));
+            return Err(ConnectError::Already { peer });
+        }
+        let link = LinkId(state.next_link);
+        state.next_link += 1;
+        state.connecting.insert(link, answer);
+        state.links.insert(link, cards);
+        let mut members = BTreeMap::new();
+        for (epoch, (wire, peer)) in opened {
+            state.connected(shared.worker(), epoch, wire);
+            members.insert(epoch, peer);
+        }
+        let actions = state.core.connect(Instant::now(), link, side, shared.options.rank, members);
+        shared.act(state, actions);
         // The control thread answers at the deadline at the latest, and when it ends, however it does.
         connected.recv().unwrap_or(Err(ConnectError::Stopped))?;
-        Ok(Link { engine: shared.worker.epoch(), id: link })
+        Ok(Link { engine: epoch, id: link })
     }
 
-    /// Forgets a link and tells its peers, to whom this rank is lost then. A peer that was lost comes back through a new
-    /// link: every rank that had one with it disconnects, and all connect anew with its new card.
+    fn close(&self, peers: impl Iterator<Item = WirePeer>) {
+        for peer in peers {
+            let _ = self.shared.worker().close(peer.endpoint); // stopped: closed with everything else
+        }
+    }
+
+    /// Forgets a link and tells its peers, to whom this rank is lost then.
     ///
     /// # Errors
     ///
-    /// [`PostError::UnderWay`] while a request of the link has not ended; [`PostError::NoLink`].
+    /// [`PostError::UnderWay`] while a request of the link has not ended, or is a send whose slots are not quiet;
+    /// [`PostError::NoLink`].
     pub fn disconnect(&self, link: Link) -> Result<(), PostError> {
-        let link = self.shared.id_of(link)?;
-        let mut state = self.shared.state.lock();
-        let under_way = state.receives.keys().chain(state.sends.keys()).find(|ticket| ticket.link == link);
-        if let Some(ticket) = under_way {
-            return Err(PostError::UnderWay(ticket.key));
+        let link = self.id_of(link)?;
+        let mut state = self.shared.lock();
+        if let Some(key) = state.core.under_way(link) {
+            return Err(PostError::UnderWay(key));
         }
-        let actions = state.core.disconnect(link).ok_or(PostError::NoLink)?;
-        self.shared.perform(&mut state, actions);
+        let actions = state.core.disconnect(Instant::now(), link).ok_or(PostError::NoLink)?;
+        state.links.remove(&link);
+        self.shared.act(state, actions);
         Ok(())
     }
 
     /// Asks the sources of `link` for the `tokens` of a request, into the slots of `block_maps` (one a layer group of this
-    /// rank's table). The slots are exposed from now until the request has ended well.
+    /// rank's table). The slots are exposed from now until the handle gives them back as [`Quiet`](crate::Quiet).
+    ///
+    /// Tokens that this side has already are left out at the start of the range.
     ///
     /// # Errors
     ///
@@ -286,21 +296,43 @@ impl Engine {
         block_maps: &[BlockMap],
         tokens: Range<u64>,
     ) -> Result<Receive, PostError> {
-        let mut state = self.shared.state.lock();
+        self.receive_from_any(&[link], key, block_maps, tokens)
+    }
+
+    /// As [`receive`](Self::receive), before it is known which of several instances, or data-parallel parts of one, will send
+    /// the request. The first whose sources post a send of it is asked; until then no slot is exposed. The sends of the
+    /// others end with [`Refusal::NotChosen`](crate::Refusal::NotChosen).
+    ///
+    /// # Errors
+    ///
+    /// [`PostError`]: nothing was sent, no slot is exposed.
+    pub fn receive_from_any(
+        &self,
+        links: &[Link],
+        key: RequestKey,
+        block_maps: &[BlockMap],
+        tokens: Range<u64>,
+    ) -> Result<Receive, PostError> {
+        let posted = Instant::now();
+        let links = links.iter().map(|link| self.id_of(*link)).collect::<Result<Vec<_>, _>>()?;
+        let mut state = self.shared.lock();
         if state.stopped {
             return Err(PostError::Stopped);
         }
-        let ticket = Ticket { link: self.shared.id_of(link)?, key };
-        let actions = state.core.receive(Instant::now(), ticket, block_maps, &tokens)?;
+        let actions = state.core.receive(Instant::now(), key, &links, block_maps, &tokens)?;
         let completion = Completion::new();
-        state.receives.insert(ticket, completion.clone());
-        self.shared.perform(&mut state, actions);
-        Ok(Transfer::new(completion))
+        state.receives.insert(key, completion.clone());
+        let slots = block_maps.iter().flat_map(BlockMap::slots).flatten().count();
+        self.shared.telemetry.receive_begun(key, &tokens, slots, posted);
+        self.shared.act(state, actions);
+        self.shared.telemetry.posted(Side::Destination, posted.elapsed());
+        Ok(Transfer::new(completion, Arc::downgrade(&self.shared), Handle::Receive(key)))
     }
 
     /// Writes the `tokens` of a request from the slots of `block_maps` (one a layer group of this rank's table) to each
-    /// destination of `link` that this rank serves, as soon as it has said where to. The slots must hold the bytes now and
-    /// must not change until the request has ended.
+    /// destination of `link` that this rank serves, as soon as it has said where to. A destination may ask for less, if it
+    /// has the first tokens already. The slots must hold the bytes now and must not change until they are
+    /// [`Quiet`](crate::Quiet), which of a send that ended well they are.
     ///
     /// # Errors
     ///
@@ -312,159 +344,94 @@ impl Engine {
         block_maps: Vec<BlockMap>,
         tokens: Range<u64>,
     ) -> Result<Send, PostError> {
-        let mut state = self.shared.state.lock();
+        let whole = PartSpec { tokens: tokens.clone(), ..PartSpec::default() };
+        self.post_send(link, key, block_maps, tokens, Some(whole))
+    }
+
+    /// As [`send`](Self::send), of bytes that are yet to come: they leave as they are pushed, by [`Send::push`].
+    ///
+    /// # Errors
+    ///
+    /// [`PostError`]: nothing was written.
+    pub fn send_in_parts(
+        &self,
+        link: Link,
+        key: RequestKey,
+        block_maps: Vec<BlockMap>,
+        tokens: Range<u64>,
+    ) -> Result<Send, PostError> {
+        self.post_send(link, key, block_maps, tokens, None)
+    }
+
+    fn post_send(
+        &self,
+        link: Link,
+        key: RequestKey,
+        block_maps: Vec<BlockMap>,
+        tokens: Range<u64>,
+        whole: Option<PartSpec>,
+    ) -> Result<Send, PostError> {
+        let now = Instant::now();
+        let ticket = Ticket { link: self.id_of(link)?, key };
+        let mut state = self.shared.lock();
         if state.stopped {
             return Err(PostError::Stopped);
         }
-        let ticket = Ticket { link: self.shared.id_of(link)?, key };
-        let actions = state.core.send(Instant::now(), ticket, block_maps, tokens)?;
+        let mut actions = state.core.send(now, ticket, block_maps, tokens.clone())?;
+        self.shared.telemetry.send_begun(ticket, &tokens, now);
+        if let Some(whole) = whole
+            && let Ok((_, pushed)) = state.core.push(now, ticket, whole, true)
+        {
+            actions.extend(pushed);
+        }
+        let posting = now.elapsed();
+        state.core.posted_in(ticket, posting);
         let completion = Completion::new();
         state.sends.insert(ticket, completion.clone());
-        self.shared.perform(&mut state, actions);
-        Ok(Transfer::new(completion))
+        self.shared.act(state, actions);
+        self.shared.telemetry.posted(Side::Source, now.elapsed());
+        Ok(Transfer::new(completion, Arc::downgrade(&self.shared), Handle::Send(ticket)))
+    }
+
+    /// Slots of receives that have ended and to which a peer may still write, one entry a request and peer. They come back
+    /// through their handles, when the peer has said that it has stopped, or has died; never because time has passed.
+    #[must_use]
+    pub fn quarantine(&self) -> Vec<Quarantine> {
+        let now = Instant::now();
+        let state = self.shared.lock();
+        let own = state.published.clone();
+        let pools = own.map_or(0, |own| own.table.pools.len());
+        let quarantined = state.core.quarantine().into_iter();
+        quarantined.map(|quarantined| Quarantine::new(now, pools, quarantined)).collect()
+    }
+
+    fn id_of(&self, link: Link) -> Result<LinkId, PostError> {
+        if link.engine == self.shared.worker().epoch() { Ok(link.id) } else { Err(PostError::NoLink) }
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        let _ = self.stop.try_send(()); // full: told already
+        let _ = self.shared.chores.send(Chore::Stop); // gone: ended already
         if self.control.take().is_some_and(|control| control.join().is_err()) {
             tracing::error!("the control thread panicked");
         }
+        self.shared.worker().stop();
     }
 }
 
-/// Ends everything when the control thread ends, also if that is because of a bug: nobody waits for ever then.
-struct EndAll<'a>(&'a Shared);
+/// Held by the progress thread: tells the control thread when that ends, however it does.
+struct Gone(Sender<Chore>);
 
-impl Drop for EndAll<'_> {
+impl Drop for Gone {
     fn drop(&mut self) {
-        let mut state = self.0.state.lock();
-        state.stopped = true;
-        let actions = state.core.stop();
-        self.0.perform(&mut state, actions);
-        state.connecting.clear();
+        let _ = self.0.send(Chore::Gone); // nobody there: ended already
     }
 }
 
-/// The body of the control thread: until told to stop, or until the worker is gone.
-fn control(shared: &Shared, events: &Receiver<Event>, stop: &Receiver<()>) {
-    let _end_all = EndAll(shared);
-    loop {
-        let next = shared.state.lock().core.next_deadline();
-        let deadline = next.unwrap_or_else(|| Instant::now() + shared.patience);
-        let event = channel::select! {
-            recv(events) -> event => match event {
-                Ok(event) => Some(event),
-                Err(_) => break,
-            },
-            recv(stop) -> _ => break,
-            default(deadline.saturating_duration_since(Instant::now())) => None,
-        };
-        let mut state = shared.state.lock();
-        let now = Instant::now();
-        let mut actions = event.map(|event| state.take(now, event)).unwrap_or_default();
-        actions.extend(state.core.tick(now));
-        shared.perform(&mut state, actions);
-    }
-}
-
-impl State {
-    /// Tells the state machine what the worker says.
-    fn take(&mut self, now: Instant, event: Event) -> Vec<Action> {
-        match event {
-            Event::Frame(frame) => match Message::decode(frame.kind, &frame.payload) {
-                Ok(message) => self.core.heard(now, frame.source_epoch, message),
-                Err(error) => {
-                    tracing::warn!(epoch = frame.source_epoch, %error, "dropped a message");
-                    Vec::new()
-                }
-            },
-            Event::BadFrame(error) => {
-                tracing::warn!(%error, "dropped a frame");
-                Vec::new()
-            }
-            Event::EndpointFailed { endpoint, status } => match self.epochs.get(&endpoint) {
-                Some(epoch) => self.core.lost(*epoch, status),
-                None => Vec::new(),
-            },
-            Event::Progress { transfer, bytes } => self.core.put_progress(now, PutId(transfer.0), bytes),
-            Event::TransferDone { transfer, result } => self.core.put_done(now, PutId(transfer.0), result),
-            _ => Vec::new(),
-        }
-    }
-
-    /// Closes the connection to a peer and forgets its memory.
-    fn hang_up(&mut self, worker: &Worker, epoch: u64) {
-        if let Some(peer) = self.peers.remove(&epoch) {
-            self.epochs.remove(&peer.endpoint);
-            let _ = worker.close(peer.endpoint); // stopped: closed with everything else
-        }
-    }
-}
-
-impl Shared {
-    /// The link's number here, if it is this engine's.
-    fn id_of(&self, link: Link) -> Result<LinkId, PostError> {
-        if link.engine == self.worker.epoch() { Ok(link.id) } else { Err(PostError::NoLink) }
-    }
-
-    /// Carries out what the state machine asks for, and what it asks for because of that.
-    fn perform(&self, state: &mut State, mut actions: Vec<Action>) {
-        while !actions.is_empty() {
-            for action in std::mem::take(&mut actions) {
-                match action {
-                    Action::Say { epoch, message } => {
-                        let Some(peer) = state.peers.get(&epoch) else { continue };
-                        let (kind, payload) = message.encode();
-                        if let Err(error) = self.worker.send(peer.endpoint, kind, payload) {
-                            tracing::error!(epoch, %error, "a message was not sent");
-                        }
-                    }
-                    Action::Put { epoch, put, plan } => {
-                        let Some(peer) = state.peers.get(&epoch) else { continue };
-                        let Some(own) = &state.published else { continue };
-                        let parts = peer.parts(&own.table, &own.regions, &plan);
-                        if let Err(error) = self.worker.put(peer.endpoint, TransferId(put.0), parts) {
-                            actions.extend(state.core.put_refused(Instant::now(), put, error));
-                        }
-                    }
-                    Action::Cut { epoch } => {
-                        if let Some(peer) = state.peers.get(&epoch) {
-                            let _ = self.worker.close(peer.endpoint); // stopped: closed with everything else
-                        }
-                    }
-                    Action::Forget { epoch } => state.hang_up(&self.worker, epoch),
-                    Action::Connected { link } => {
-                        if let Some(asker) = state.connecting.remove(&link) {
-                            let _ = asker.try_send(Ok(())); // one answer a question: there is room
-                        }
-                    }
-                    Action::NotConnected { link, error } => {
-                        if let Some(asker) = state.connecting.remove(&link) {
-                            let _ = asker.try_send(Err(error)); // as above
-                        }
-                    }
-                    Action::Progress { ticket, moved } => {
-                        if let Some(receive) = state.receives.get(&ticket) {
-                            receive.set_moved(moved);
-                        }
-                        if let Some(send) = state.sends.get(&ticket) {
-                            send.set_moved(moved);
-                        }
-                    }
-                    Action::Sent { ticket, outcome } => {
-                        if let Some(send) = state.sends.remove(&ticket) {
-                            send.end(outcome);
-                        }
-                    }
-                    Action::Received { ticket, outcome } => {
-                        if let Some(receive) = state.receives.remove(&ticket) {
-                            receive.end(outcome);
-                        }
-                    }
-                }
-            }
-        }
-    }
-}
+const _: () = {
+    const fn shared_by_threads<T: std::marker::Send + Sync>() {}
+    shared_by_threads::<Engine>();
+    shared_by_threads::<Receive>();
+    shared_by_threads::<Send>();
+};

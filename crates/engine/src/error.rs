@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::fmt;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use kvferry_layout::{DecodeError, LayoutError};
@@ -42,6 +43,50 @@ pub enum StartError {
     /// Choose a patience between a millisecond and a year.
     #[error("a patience of {0:?} is out of range")]
     Patience(Duration),
+    /// Choose a time between a millisecond and the patience.
+    #[error("an answer cannot be waited for {resend:?} with a patience of {patience:?}")]
+    Resend {
+        /// As given.
+        resend: Duration,
+        /// As given.
+        patience: Duration,
+    },
+}
+
+/// Options could not be read. Mend the file or the variable.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OptionsError {
+    /// The file is not there or cannot be read.
+    #[error("cannot read {path:?}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Options are in files called `*.json` or `*.toml`.
+    #[error("{path:?} is neither called .json nor .toml")]
+    Format {
+        /// Which.
+        path: PathBuf,
+    },
+    /// The text is no JSON, or has an option that there is not.
+    #[error("not the options of an engine")]
+    Json(#[from] serde_json::Error),
+    /// The text is no TOML, or has an option that there is not.
+    #[error("not the options of an engine")]
+    Toml(#[from] toml::de::Error),
+    /// There is no such option, or it cannot have that value.
+    #[error("{variable}={value:?}")]
+    Variable {
+        /// Name of the variable.
+        variable: String,
+        /// What it is set to.
+        value: String,
+        /// Why.
+        source: serde_json::Error,
+    },
 }
 
 /// A page table was not published. Nothing has changed.
@@ -151,6 +196,16 @@ pub enum ConnectError {
         /// This engine's.
         ours: Version,
     },
+    /// Checksums are made and checked on both sides or on neither: set `verify` alike.
+    #[error("{peer} has verify = {theirs}, this side {ours}")]
+    Verify {
+        /// Who.
+        peer: PeerName,
+        /// Its option.
+        theirs: bool,
+        /// This engine's.
+        ours: bool,
+    },
     /// The instances cannot serve each other: fix their layouts.
     #[error("the instances do not match")]
     Match(#[source] MatchError),
@@ -216,9 +271,18 @@ pub enum PostError {
     /// The request and attempt are under way. Wait for them, or count the attempt up.
     #[error("request {} attempt {} is under way", .0.request, .0.attempt)]
     UnderWay(RequestKey),
-    /// A peer that the request needs is gone. Connect again.
+    /// A peer that the request needs is gone, or not back yet. Try again: the engine connects by itself to what comes back.
     #[error("{0} is lost")]
     Lost(PeerName),
+    /// The request and attempt have ended here. An attempt ends once: count it up.
+    #[error("request {} attempt {} is over", .0.request, .0.attempt)]
+    Over(RequestKey),
+    /// So many requests are under way, or wait for peers that may still write. See `Engine::quarantine`.
+    #[error("{requests_max} requests are under way or not quiet yet")]
+    TooMany {
+        /// The limit, of the engine's options.
+        requests_max: usize,
+    },
     /// The block maps do not cover the tokens.
     #[error("the block maps cannot be bound to {peer}")]
     BlockMaps {
@@ -243,33 +307,113 @@ pub enum PostError {
     Stopped,
 }
 
-/// A request failed. Treat every byte of its slots at the destination as unwritten, and do not hand slots of a receive to
-/// another request while a process that [`RequestError::may_still_write`] names lives.
+/// A part was not taken up; the send goes on without it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PushError {
+    /// Parts follow each other. Push from the next token on.
+    #[error("tokens {pushed:?} do not follow: {next} is next, and {end} the end")]
+    Tokens {
+        /// As given.
+        pushed: Range<u64>,
+        /// Where the part has to begin.
+        next: u64,
+        /// Where the request ends.
+        end: u64,
+    },
+    /// Layer ranges of the same tokens follow each other, from the rank's first to its last.
+    #[error("layers {pushed:?} do not follow: next is {next:?}, and this rank has layers in {own:?}")]
+    Layers {
+        /// As given.
+        pushed: Option<Range<u32>>,
+        /// Where the range has to begin, if others were pushed.
+        next: Option<u32>,
+        /// From the first layer of this rank to behind its last.
+        own: Range<u32>,
+    },
+    /// A note goes with the last part, and is short.
+    #[error("a note of {bytes} B, of at most {bytes_max}")]
+    Note {
+        /// Its length.
+        bytes: usize,
+        /// The limit for this part.
+        bytes_max: usize,
+    },
+    /// The send has ended.
+    #[error("the send has ended")]
+    Ended,
+}
+
+/// A request failed. Treat every byte of its slots at the destination as unwritten, and use them for nothing else until the
+/// handle gives them back as [`Quiet`](crate::Quiet).
 #[derive(Debug)]
 pub struct RequestError {
-    /// What happened with each peer whose part failed, in the order of ranks. At least one.
-    pub errors: Vec<TransferError>,
+    /// The request.
+    pub key: RequestKey,
+    /// What was known to have gone wrong when the request ended, in the order of ranks. At least one.
+    pub errors: Vec<PartError>,
 }
 
-impl RequestError {
-    /// Peers that may still write to the slots of a receive: those that were lost or stalled. With
-    /// [`TransferError::Stopped`] among the errors it is every source of the request.
-    pub fn may_still_write(&self) -> impl Iterator<Item = PeerName> + '_ {
-        let exposes =
-            |error: &&TransferError| matches!(error, TransferError::Lost { .. } | TransferError::Stalled { .. });
-        self.errors.iter().filter(exposes).filter_map(TransferError::peer)
+/// What went wrong with one peer of a request, and how far it had come.
+#[derive(Debug)]
+pub struct PartError {
+    /// The life of the peer; 0 if it is nothing that a peer did.
+    pub epoch: u64,
+    /// How far the request was there.
+    pub phase: Phase,
+    /// What happened.
+    pub error: TransferError,
+}
+
+/// How far a request has come with one peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Phase {
+    /// The two sides have not found each other.
+    Waiting,
+    /// The source knows where to write.
+    Moving,
+    /// All is written; the two sides compare.
+    Settling,
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Waiting => "waiting",
+            Self::Moving => "moving",
+            Self::Settling => "settling",
+        })
     }
 }
 
-impl From<TransferError> for RequestError {
-    fn from(error: TransferError) -> Self {
-        Self { errors: vec![error] }
+impl PartError {
+    /// Of something that this side did.
+    pub(crate) fn own(phase: Phase, error: TransferError) -> Self {
+        Self { epoch: 0, phase, error }
     }
 }
 
-/// The only error as it is; several on one line, each with its causes.
+impl fmt::Display for PartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.error)?;
+        match self.epoch {
+            0 => Ok(()),
+            epoch => write!(f, " (epoch {epoch:016x}, {})", self.phase),
+        }
+    }
+}
+
+impl Error for PartError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.error.source()
+    }
+}
+
+/// The only error with its causes left to whoever prints the chain; several on one line, each with its causes.
 impl fmt::Display for RequestError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "request {} attempt {}: ", self.key.request, self.key.attempt)?;
         if let [error] = &self.errors[..] {
             return error.fmt(f);
         }
@@ -298,7 +442,7 @@ impl Error for RequestError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransferError {
-    /// The peer is gone. Connect again, to its next life.
+    /// The peer is gone. Try again when it is back.
     #[error("{peer} was lost after {moved} of {expected} B")]
     Lost {
         /// Who.
@@ -378,6 +522,29 @@ pub enum TransferError {
         /// Why.
         source: PutError,
     },
+    /// There is no template of the layers of a part.
+    #[error("no template of these layers to {peer}")]
+    Layers {
+        /// Who.
+        peer: PeerName,
+        /// Why.
+        source: TemplateError,
+    },
+    /// What has arrived is not what was sent. Ask for it again.
+    #[error("what {peer} has sent arrived with other checksums")]
+    Corrupted {
+        /// Who.
+        peer: PeerName,
+    },
+    /// No source of any of the links has announced that it sends the request.
+    #[error("nobody announced to send the request for {waited:.1?}")]
+    NobodySends {
+        /// Time without news.
+        waited: Duration,
+    },
+    /// This side has cancelled the request.
+    #[error("cancelled")]
+    Cancelled,
     /// The engine was dropped.
     #[error("the engine has stopped")]
     Stopped,
@@ -395,8 +562,10 @@ impl TransferError {
             | Self::TokensDiffer { peer, .. }
             | Self::BlockMaps { peer, .. }
             | Self::Outside { peer, .. }
-            | Self::Put { peer, .. } => Some(*peer),
-            Self::Stopped => None,
+            | Self::Put { peer, .. }
+            | Self::Layers { peer, .. }
+            | Self::Corrupted { peer } => Some(*peer),
+            Self::NobodySends { .. } | Self::Cancelled | Self::Stopped => None,
         }
     }
 }

@@ -23,20 +23,51 @@ pub struct RequestKey {
 pub(crate) struct CallId(pub(crate) u64);
 
 /// The peer has matched the two instances and asks to be connected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hello {
     /// The peer's call that asks.
     pub(crate) call: CallId,
+    /// The call of this side that the peer answers with its own: such a greeting starts nothing anew.
+    pub(crate) answers: Option<CallId>,
+    /// Whether the peer is a source.
+    pub(crate) source: bool,
+    /// Name of its instance.
+    pub(crate) instance: String,
     /// Rank in its instance.
     pub(crate) rank: u32,
+    /// When this life of it began, in microseconds by its clock.
+    pub(crate) born: u64,
     /// Digest of the template between the two ranks, as the peer computed it.
     pub(crate) template: Digest,
+    /// Every want that the peer has sent so far has a serial below this one.
+    pub(crate) floor: u64,
+    /// The peer's card, for those who know an earlier life of it only.
+    pub(crate) card: Vec<u8>,
+}
+
+/// The peer leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Bye {
+    pub(crate) call: CallId,
+    /// It writes nothing any more, and nothing that it had written is on its way.
+    pub(crate) settled: bool,
+}
+
+/// One want of one destination. A destination never uses a serial twice, so that what is late is told from what is new.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(crate) struct Serial(pub(crate) u64);
+
+/// What most messages are about: a request, and the want that asked for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(crate) struct About {
+    pub(crate) key: RequestKey,
+    pub(crate) serial: Serial,
 }
 
 /// The destination is ready to be written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Want {
-    pub(crate) key: RequestKey,
+    pub(crate) about: About,
     /// Tokens of the sequence that are wanted.
     pub(crate) tokens: Range<u64>,
     /// Bytes that the destination expects from this source.
@@ -50,18 +81,42 @@ pub(crate) struct Want {
 /// Bytes that have left the source so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Moved {
-    pub(crate) key: RequestKey,
+    pub(crate) about: About,
     pub(crate) bytes: u64,
 }
 
-/// Every byte is visible at the destination.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Every byte is visible at the destination, and the source writes none any more.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Done {
-    pub(crate) key: RequestKey,
+    pub(crate) about: About,
     /// Bytes written, by the source's count.
     pub(crate) bytes: u64,
     /// Digest of the plan that was carried out.
     pub(crate) plan: Digest,
+    /// What the sender's user adds.
+    pub(crate) note: Vec<u8>,
+    /// Checksums of what was sent, if the source makes any.
+    pub(crate) checks: Vec<PartCheck>,
+}
+
+/// Checksums of one part of a send.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PartCheck {
+    /// Tokens of the part.
+    pub(crate) tokens: Range<u64>,
+    /// Its layers, if it has not all of them.
+    pub(crate) layers: Option<Range<u32>>,
+    /// One a piece of the template, in order: over its bytes in each pair of slots, in order.
+    pub(crate) sums: Vec<u64>,
+}
+
+/// The source writes nothing of the request any more, and has not written all of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Stopped {
+    pub(crate) about: About,
+    pub(crate) reason: Refusal,
+    /// What it had written before is there or lost: nothing arrives late.
+    pub(crate) settled: bool,
 }
 
 /// Why the other side ends a request. One word each: the details are in the error of the side that says it.
@@ -86,29 +141,51 @@ pub enum Refusal {
     /// Too many receives are posted and not yet sent. Wait for some to end.
     #[error("too many receives are posted")]
     TooMany,
+    /// Its user has cancelled the request.
+    #[error("the request was cancelled there")]
+    Cancelled,
+    /// Another group of sources was chosen to serve the request. Nothing is asked of this one.
+    #[error("another instance serves the request")]
+    NotChosen,
+    /// What arrived is not what was sent. Send it again.
+    #[error("the checksums differ")]
+    Corrupted,
 }
 
-/// The request ends at the peer.
+/// The destination does not believe, or no longer needs, what the source has reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Refused {
-    pub(crate) key: RequestKey,
+    pub(crate) about: About,
     pub(crate) reason: Refusal,
 }
 
-/// A message with its fields.
+/// A message with its fields. Each that asks for something is said again until it is answered; each can be heard twice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
     Hello(Hello),
     /// The peer's answer to this side's call: it has a link of its own for the two ranks.
     Welcome(CallId),
     /// The peer's call, and the link that it made, are over.
-    Bye(CallId),
+    Bye(Bye),
+    /// From a destination. Answered by `Got`, or any word of how it goes.
     Want(Want),
+    /// From a source: the want has come.
+    Got(About),
     Moved(Moved),
+    /// From a source. Answered by `DoneAck` or `Refused`.
     Done(Done),
     /// The destination has compared the bytes of `Done` with its own count.
-    DoneAck(RequestKey),
+    DoneAck(About),
     Refused(Refused),
+    /// From a destination, about a want that may not even have come. Answered by `Stopped` or `Done`.
+    Cancel(About),
+    /// From a source. Answered by `StopAck`.
+    Stopped(Stopped),
+    StopAck(About),
+    /// From a source: a send is posted. Answered by a `Want` or `Release`, when there is a receive.
+    Announce(RequestKey),
+    /// From a destination: another group of sources serves the request, or it is over.
+    Release(RequestKey),
 }
 
 /// A frame is no message.
@@ -132,6 +209,12 @@ impl Message {
             Self::Refused(fields) => (6, payload(fields)),
             Self::Welcome(fields) => (7, payload(fields)),
             Self::Bye(fields) => (8, payload(fields)),
+            Self::Got(fields) => (9, payload(fields)),
+            Self::Cancel(fields) => (10, payload(fields)),
+            Self::Stopped(fields) => (11, payload(fields)),
+            Self::StopAck(fields) => (12, payload(fields)),
+            Self::Announce(fields) => (13, payload(fields)),
+            Self::Release(fields) => (14, payload(fields)),
         }
     }
 
@@ -146,6 +229,12 @@ impl Message {
             6 => Self::Refused(fields(kind, payload)?),
             7 => Self::Welcome(fields(kind, payload)?),
             8 => Self::Bye(fields(kind, payload)?),
+            9 => Self::Got(fields(kind, payload)?),
+            10 => Self::Cancel(fields(kind, payload)?),
+            11 => Self::Stopped(fields(kind, payload)?),
+            12 => Self::StopAck(fields(kind, payload)?),
+            13 => Self::Announce(fields(kind, payload)?),
+            14 => Self::Release(fields(kind, payload)?),
             kind => return Err(MessageError::Kind(kind)),
         })
     }
@@ -172,16 +261,31 @@ mod tests {
     #[test]
     fn every_message_survives_the_wire() {
         let key = RequestKey { request: 7, attempt: 2 };
+        let about = About { key, serial: Serial(3) };
         let block_maps = vec![BlockMap::new(3, vec![Some(Slot(9)), None])];
+        let (call, answers, card) = (CallId(8), Some(CallId(2)), vec![1, 2]);
+        let (template, instance) = (Digest(5), "prefill".to_owned());
         for message in [
-            Message::Hello(Hello { call: CallId(8), rank: 3, template: Digest(5) }),
+            Message::Hello(Hello { call, answers, source: true, instance, rank: 3, born: 5, template, floor: 4, card }),
             Message::Welcome(CallId(1)),
-            Message::Bye(CallId(u64::MAX)),
-            Message::Want(Want { key, tokens: 0..128, bytes: 4096, plan: Digest(6), block_maps }),
-            Message::Moved(Moved { key, bytes: 1 }),
-            Message::Done(Done { key, bytes: u64::MAX, plan: Digest(6) }),
-            Message::DoneAck(key),
-            Message::Refused(Refused { key, reason: Refusal::BlockMaps }),
+            Message::Bye(Bye { call: CallId(u64::MAX), settled: true }),
+            Message::Want(Want { about, tokens: 0..128, bytes: 4096, plan: Digest(6), block_maps }),
+            Message::Got(about),
+            Message::Moved(Moved { about, bytes: 1 }),
+            Message::Done(Done {
+                about,
+                bytes: u64::MAX,
+                plan: Digest(6),
+                note: vec![7],
+                checks: vec![PartCheck { tokens: 0..16, layers: Some(2..3), sums: vec![1, 2] }],
+            }),
+            Message::DoneAck(about),
+            Message::Refused(Refused { about, reason: Refusal::BlockMaps }),
+            Message::Cancel(about),
+            Message::Stopped(Stopped { about, reason: Refusal::Cancelled, settled: true }),
+            Message::StopAck(about),
+            Message::Announce(key),
+            Message::Release(key),
         ] {
             let (kind, payload) = message.encode();
             assert_eq!(Message::decode(kind, &payload), Ok(message));
@@ -190,15 +294,15 @@ mod tests {
 
     #[test]
     fn what_is_left_over_is_an_error() {
-        let (kind, mut payload) = Message::DoneAck(RequestKey { request: 7, attempt: 2 }).encode();
+        let (kind, mut payload) = Message::Announce(RequestKey { request: 7, attempt: 2 }).encode();
         payload.push(0);
-        assert_eq!(Message::decode(kind, &payload), Err(MessageError::Payload { kind: 5 }));
+        assert_eq!(Message::decode(kind, &payload), Err(MessageError::Payload { kind: 13 }));
         assert_eq!(Message::decode(99, &[]), Err(MessageError::Kind(99)));
     }
 
     proptest! {
         #[test]
-        fn any_payload_is_decoded_or_refused(kind in 0u16..10, payload: Vec<u8>) {
+        fn any_payload_is_decoded_or_refused(kind in 0u16..16, payload: Vec<u8>) {
             let _ = Message::decode(kind, &payload);
         }
     }

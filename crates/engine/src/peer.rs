@@ -1,65 +1,83 @@
 //! A peer as the wire sees it: an endpoint, its memory, and the pieces between its pools and ours.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kvferry_layout::{PageTable, Pool};
+use kvferry_layout::PageTable;
 use kvferry_match::{Plan, Side};
-use kvferry_wire::{CommandError, Dim, EndpointId, Part, Piece, Region, RegionCard, RemoteRegion, SlotPair, Worker};
+use kvferry_wire::{CommandError, Dim, EndpointId, Part, Piece, Region, RemoteRegion, SlotPair, Worker};
 
 use crate::card::Card;
-use crate::core::Peer;
 
 #[derive(Debug)]
 pub(crate) struct WirePeer {
     pub(crate) endpoint: EndpointId,
-    pools: Vec<Pool>,
-    regions: Vec<RegionCard>,
+    /// The endpoint has failed, and the wire has closed it.
+    pub(crate) failed: bool,
+    /// Those that have failed before it. The wire says of them when the peer has died.
+    pub(crate) earlier: Vec<EndpointId>,
+    pub(crate) card: Arc<Card>,
     /// One a pool; none at a source, which nobody here writes to.
     remotes: Vec<RemoteRegion>,
-    /// The wire's form of the pieces, one a section of the template.
-    pieces: Vec<Arc<[Piece]>>,
+    /// The wire's form of lists of pieces, by the address of the list, which is kept so that no other gets it.
+    pieces: BTreeMap<usize, Translated>,
+}
+
+/// A list of pieces and the wire's form of it.
+type Translated = (Arc<[kvferry_match::Piece]>, Arc<[Piece]>);
+
+/// Makes an endpoint to a peer, and imports its memory if this `side` writes to it. Nothing is left behind on an error.
+fn open(worker: &Worker, side: Side, card: &Card) -> Result<(EndpointId, Vec<RemoteRegion>), CommandError> {
+    let endpoint = worker.connect(&card.address, card.epoch)?;
+    let writes = side == Side::Source;
+    let imports = card.regions.iter().filter(|_| writes).map(|region| worker.import(endpoint, region));
+    let remotes = imports.collect::<Result<Vec<_>, _>>().inspect_err(|_| {
+        let _ = worker.close(endpoint); // stopped: closed with everything else
+    })?;
+    Ok((endpoint, remotes))
 }
 
 impl WirePeer {
-    /// Makes the endpoint, and imports the peer's memory if this `side` writes to it. Nothing is left behind on an error.
-    pub(crate) fn connect(
-        worker: &Worker,
-        side: Side,
-        epoch: u64,
-        card: Card,
-        peer: &Peer,
-    ) -> Result<Self, CommandError> {
-        let endpoint = worker.connect(&card.address, epoch)?;
-        let writes = side == Side::Source;
-        let imports = card.regions.iter().filter(|_| writes).map(|region| worker.import(endpoint, region));
-        let remotes = imports.collect::<Result<Vec<_>, _>>().inspect_err(|_| {
-            let _ = worker.close(endpoint); // stopped: closed with everything else
-        })?;
-        let pieces =
-            peer.template.sections().iter().map(|section| section.pieces.iter().map(piece).collect()).collect();
-        Ok(Self { endpoint, pools: card.table.pools, regions: card.regions, remotes, pieces })
+    /// Connects this `side` to a peer.
+    pub(crate) fn connect(worker: &Worker, side: Side, card: Arc<Card>) -> Result<Self, CommandError> {
+        let (endpoint, remotes) = open(worker, side, &card)?;
+        Ok(Self { endpoint, failed: false, earlier: Vec::new(), card, remotes, pieces: BTreeMap::new() })
+    }
+
+    /// Takes the place of an earlier connection to the same life of the peer.
+    pub(crate) fn succeed(&mut self, worker: &Worker, earlier: Self) {
+        self.earlier = earlier.earlier;
+        if earlier.failed {
+            self.earlier.push(earlier.endpoint);
+        } else {
+            let _ = worker.close(earlier.endpoint); // stopped: closed with everything else
+        }
     }
 
     /// The plan in addresses: from `own` memory to the peer's. Plan and tables are those that the peer was connected with.
-    pub(crate) fn parts(&self, own: &PageTable, regions: &[Region], plan: &Plan) -> Vec<Part> {
-        let sections = plan.sections().zip(&self.pieces);
-        let part =
-            |((section, pairs), pieces): ((&kvferry_match::Section, &[kvferry_match::SlotPair]), &Arc<[Piece]>)| {
-                let (from, to) = (usize::from(section.source_pool.0), usize::from(section.destination_pool.0));
-                let (local, remote) = (&own.pools[from], &self.pools[to]);
-                let pairs = pairs.iter().map(|pair| SlotPair { local: pair.source.0, remote: pair.destination.0 });
-                Part {
-                    local: regions[from].clone(),
-                    local_base: local.base - regions[from].base(),
-                    local_slot_stride: local.slot_stride,
-                    remote: self.remotes[to],
-                    remote_base: remote.base - self.regions[to].base,
-                    remote_slot_stride: remote.slot_stride,
-                    pieces: pieces.clone(),
-                    pairs: pairs.collect(),
-                }
-            };
-        sections.map(part).collect()
+    pub(crate) fn parts(&mut self, own: &PageTable, regions: &[Region], plan: &Plan) -> Vec<Part> {
+        let mut parts = Vec::new();
+        for (section, pairs) in plan.sections().filter(|(_, pairs)| !pairs.is_empty()) {
+            let (from, to) = (usize::from(section.source_pool.0), usize::from(section.destination_pool.0));
+            let (local, remote) = (&own.pools[from], &self.card.table.pools[to]);
+            let pairs = pairs.iter().map(|pair| SlotPair { local: pair.source.0, remote: pair.destination.0 });
+            let place = Arc::as_ptr(&section.pieces).cast::<()>().addr();
+            let (_, pieces) = self
+                .pieces
+                .entry(place)
+                .or_insert_with(|| (section.pieces.clone(), section.pieces.iter().map(piece).collect()));
+            parts.push(Part {
+                local: regions[from].clone(),
+                local_base: local.base - regions[from].base(),
+                local_slot_stride: local.slot_stride,
+                remote: self.remotes[to],
+                remote_base: remote.base - self.card.regions[to].base,
+                remote_slot_stride: remote.slot_stride,
+                pieces: pieces.clone(),
+                pairs: pairs.collect(),
+            });
+        }
+        parts
     }
 }
 

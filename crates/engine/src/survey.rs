@@ -20,7 +20,7 @@ pub(crate) struct Survey {
 }
 
 /// Parses the cards of one instance, or of one data-parallel part of it, in the order of ranks.
-fn parse(side: Side, cards: &[Vec<u8>]) -> Result<Vec<Card>, ConnectError> {
+pub(crate) fn parse(side: Side, cards: &[Vec<u8>]) -> Result<Vec<Card>, ConnectError> {
     let mut parsed: Vec<Card> = Vec::with_capacity(cards.len());
     for card in cards {
         // Whose a card is it says itself; one that cannot be read is named by its place behind those that could.
@@ -38,15 +38,13 @@ fn parse(side: Side, cards: &[Vec<u8>]) -> Result<Vec<Card>, ConnectError> {
 /// Finds the rank of `epoch` among the cards, matches the two instances as far as it is concerned, and proves that every
 /// byte its destinations need has one source.
 pub(crate) fn survey(
-    sources: &[Vec<u8>],
-    destinations: &[Vec<u8>],
+    sources: &[Card],
+    destinations: &[Card],
     epoch: u64,
     ucx: Version,
 ) -> Result<Survey, ConnectError> {
-    let sources = parse(Side::Source, sources)?;
-    let destinations = parse(Side::Destination, destinations)?;
     let place = |cards: &[Card]| cards.iter().position(|card| card.epoch == epoch);
-    let (side, own) = match (place(&sources), place(&destinations)) {
+    let (side, own) = match (place(sources), place(destinations)) {
         (None, Some(own)) => (Side::Destination, own),
         (Some(own), None) => (Side::Source, own),
         _ => return Err(ConnectError::NotAmong),
@@ -54,7 +52,7 @@ pub(crate) fn survey(
     fn tables(cards: &[Card]) -> impl Iterator<Item = (u32, &PageTable)> {
         cards.iter().map(|card| (card.rank, &card.table))
     }
-    let assignments = assign(tables(&sources), tables(&destinations)).map_err(ConnectError::Match)?;
+    let assignments = assign(tables(sources), tables(destinations)).map_err(ConnectError::Match)?;
     let mut templates = Templates::default();
     let mut peers = BTreeMap::new();
     match side {
@@ -63,17 +61,17 @@ pub(crate) fn survey(
             for rank in assignment.sources() {
                 let Some(card) = sources.iter().find(|card| card.rank == rank) else { continue };
                 let name = PeerName { side: Side::Source, rank };
-                let peer = peer(&mut templates, assignment, rank, name)?;
-                add(&mut peers, card, peer, name, ucx)?;
+                let peer = peer(&mut templates, assignment, rank, card, name)?;
+                add(&mut peers, card, peer, name, &destinations[own], ucx)?;
             }
         }
         Side::Source => {
-            let own = sources[own].rank;
+            let (own_card, own) = (&sources[own], sources[own].rank);
             for (card, assignment) in destinations.iter().zip(&assignments) {
                 if assignment.sources().any(|rank| rank == own) {
                     let name = PeerName { side: Side::Destination, rank: card.rank };
-                    let peer = Peer { rank: card.rank, ..peer(&mut templates, assignment, own, name)? };
-                    add(&mut peers, card, peer, name, ucx)?;
+                    let peer = peer(&mut templates, assignment, own, card, name)?;
+                    add(&mut peers, card, peer, name, own_card, ucx)?;
                 }
             }
         }
@@ -81,16 +79,24 @@ pub(crate) fn survey(
     Ok(Survey { side, peers })
 }
 
-/// What `source_rank` sends in `assignment`, with the source as the peer.
+/// What `source_rank` sends in `assignment`, to or from the rank of `card`.
 fn peer(
     templates: &mut Templates,
     assignment: &Assignment,
     source_rank: u32,
+    card: &Card,
     name: PeerName,
 ) -> Result<Peer, ConnectError> {
     let template = templates.template(assignment, source_rank);
     let template = template.map_err(|source| ConnectError::Template { peer: name, source })?;
-    Ok(Peer { rank: source_rank, rows: assignment.rows(source_rank), template })
+    Ok(Peer {
+        instance: card.instance.clone(),
+        rank: card.rank,
+        born: card.born,
+        rows: assignment.rows(source_rank),
+        template,
+        assignment: Some((assignment.clone(), source_rank)),
+    })
 }
 
 fn add(
@@ -98,10 +104,14 @@ fn add(
     card: &Card,
     peer: Peer,
     name: PeerName,
+    own: &Card,
     ucx: Version,
 ) -> Result<(), ConnectError> {
     if !keys_agree(card.ucx, ucx) {
         return Err(ConnectError::Ucx { peer: name, theirs: card.ucx, ours: ucx });
+    }
+    if card.verify != own.verify {
+        return Err(ConnectError::Verify { peer: name, theirs: card.verify, ours: own.verify });
     }
     match peers.insert(card.epoch, (card.clone(), peer)) {
         None => Ok(()),

@@ -1,76 +1,157 @@
 //! The caller's hold on a request.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use kvferry_match::Side;
 
-use crate::error::RequestError;
+use crate::completion::Completion;
+use crate::core::{Handle, PartSpec, Ticket};
+use crate::error::{PushError, RequestError};
+use crate::message::RequestKey;
+use crate::quiet::{NotQuiet, Quiet};
+use crate::ready::Ready;
 use crate::report::{Received, Sent};
+use crate::shared::Shared;
 
 /// How a request ended: what moved to or from each peer, in the order of ranks, or why it failed.
 pub type Outcome<R> = Result<Arc<[R]>, Arc<RequestError>>;
 
-/// A request under way. Dropping it stops nothing.
+/// A request under way. It ends once, which can be polled, waited for, or awaited: it is a future of its [`Outcome`] that
+/// needs no particular runtime, and can be awaited by reference.
+///
+/// How it ended and whether its slots can be used again are two things: see [`Quiet`]. Dropping the handle stops nothing and
+/// gives nothing back.
 #[derive(Debug)]
 pub struct Transfer<R> {
     completion: Arc<Completion<R>>,
+    engine: Weak<Shared>,
+    handle: Handle,
 }
 
 /// A request in which this rank is a destination.
 pub type Receive = Transfer<Received>;
 
-/// A request in which this rank is a source. When it has ended, nothing reads its slots any more.
+/// A request in which this rank is a source.
 pub type Send = Transfer<Sent>;
 
-/// What the engine and the caller share of a request.
-#[derive(Debug)]
-pub(crate) struct Completion<R> {
-    outcome: Mutex<Option<Outcome<R>>>,
-    ended: Condvar,
-    moved: AtomicU64,
-}
-
-impl<R> Completion<R> {
-    pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self { outcome: Mutex::new(None), ended: Condvar::new(), moved: AtomicU64::new(0) })
-    }
-
-    /// Ends the request. The first outcome stays.
-    pub(crate) fn end(&self, outcome: Result<Vec<R>, RequestError>) {
-        let outcome = outcome.map(Arc::from).map_err(Arc::new);
-        self.outcome.lock().get_or_insert(outcome);
-        self.ended.notify_all();
-    }
-
-    pub(crate) fn set_moved(&self, bytes: u64) {
-        self.moved.store(bytes, Ordering::Relaxed); // a figure for people; nothing is read because of it
-    }
-}
-
 impl<R> Transfer<R> {
-    pub(crate) fn new(completion: Arc<Completion<R>>) -> Self {
-        Self { completion }
+    pub(crate) fn new(completion: Arc<Completion<R>>, engine: Weak<Shared>, handle: Handle) -> Self {
+        Self { completion, engine, handle }
+    }
+
+    /// The request and attempt.
+    #[must_use]
+    pub fn key(&self) -> RequestKey {
+        self.handle.key()
     }
 
     /// How the request ended, or `None` while it has not.
     #[must_use]
     pub fn poll(&self) -> Option<Outcome<R>> {
-        self.completion.outcome.lock().clone()
+        self.completion.outcome()
     }
 
     /// Waits until the request has ended, for `timeout` at most. `None`: it has not.
     #[must_use]
     pub fn wait(&self, timeout: Duration) -> Option<Outcome<R>> {
-        let mut outcome = self.completion.outcome.lock();
-        self.completion.ended.wait_while_for(&mut outcome, |outcome| outcome.is_none(), timeout);
-        outcome.clone()
+        self.completion.wait_outcome(after(timeout))
     }
 
     /// Bytes known to have moved so far, over all peers.
     #[must_use]
     pub fn moved_bytes(&self) -> u64 {
-        self.completion.moved.load(Ordering::Relaxed) // see `set_moved`
+        self.completion.moved_bytes()
+    }
+
+    /// Gives the request up. It ends with [`TransferError::Cancelled`](crate::TransferError::Cancelled), unless it has ended
+    /// before. The slots are quiet when every peer has stopped.
+    pub fn cancel(&self) {
+        if let Some(engine) = self.engine.upgrade() {
+            engine.cancel(self.handle);
+        }
+    }
+
+    /// Gives the slots back, if they are quiet: once.
+    ///
+    /// # Errors
+    ///
+    /// [`NotQuiet`].
+    pub fn poll_quiet(&self) -> Result<Quiet, NotQuiet> {
+        self.completion.take_quiet().map(|()| self.quiet())
+    }
+
+    /// Waits until the slots are quiet, for `timeout` at most, and gives them back: once. How long it takes is up to the
+    /// peers: one that is frozen may keep them for as long as it is.
+    ///
+    /// # Errors
+    ///
+    /// [`NotQuiet`].
+    pub fn wait_quiet(&self, timeout: Duration) -> Result<Quiet, NotQuiet> {
+        self.completion.wait_quiet(after(timeout)).map(|()| self.quiet())
+    }
+
+    /// Gives the slots back when they are quiet: once. It is not [`NotQuiet::Waiting`] that it ends with.
+    pub fn until_quiet(&self) -> impl Future<Output = Result<Quiet, NotQuiet>> + use<R> {
+        let (completion, quiet) = (self.completion.clone(), self.handle);
+        std::future::poll_fn(move |context| {
+            completion.poll_quiet(context.waker()).map_ok(|()| Quiet::new(quiet.key(), side(quiet)))
+        })
+    }
+
+    fn quiet(&self) -> Quiet {
+        Quiet::new(self.key(), side(self.handle))
+    }
+}
+
+impl Send {
+    /// Adds a part to a send that was posted in parts. It leaves when it is ready and the destination has said where to.
+    ///
+    /// Parts follow each other: by tokens, and of the same tokens by layers. Their bounds round down to blocks, so what does
+    /// not fill a block leaves with the part that does; the last one has the rest, and state.
+    ///
+    /// # Errors
+    ///
+    /// [`PushError`]; the send goes on without the part.
+    pub fn push(&self, part: PartSpec, ready: Ready) -> Result<(), PushError> {
+        let (Some(engine), Handle::Send(ticket)) = (self.engine.upgrade(), self.handle) else {
+            return Err(PushError::Ended);
+        };
+        let index = engine.push(ticket, part, ready.is_set())?;
+        if let Some(flag) = ready.when {
+            let engine = self.engine.clone();
+            flag.when_set(move || be_ready(&engine, ticket, index));
+        }
+        Ok(())
+    }
+}
+
+fn be_ready(engine: &Weak<Shared>, ticket: Ticket, index: usize) {
+    if let Some(engine) = engine.upgrade() {
+        engine.part_ready(ticket, index);
+    }
+}
+
+fn side(handle: Handle) -> Side {
+    match handle {
+        Handle::Send(_) => Side::Source,
+        Handle::Receive(_) => Side::Destination,
+    }
+}
+
+/// A point in time that there is, whatever the timeout.
+fn after(timeout: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(timeout).unwrap_or(now + Duration::from_secs(365 * 24 * 3600))
+}
+
+impl<R> Future for Transfer<R> {
+    type Output = Outcome<R>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.completion.poll_outcome(context.waker())
     }
 }

@@ -140,9 +140,11 @@ fn parse_list(text: &str, syntax: impl Fn() -> CutError + Copy) -> Result<Vec<Ra
     text.split(',').map(|text| range(text).ok_or_else(syntax)).collect()
 }
 
-/// Digits only: `u32::from_str` alone would take a leading plus sign.
+/// Digits only: `u32::from_str` alone would take a leading plus sign. A number that does not fit is past every limit, and as
+/// the largest that does it is refused by that limit's name.
 pub(crate) fn number(digits: &str) -> Option<u32> {
-    digits.parse().ok().filter(|_| digits.bytes().all(|byte| byte.is_ascii_digit()))
+    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| digits.parse().unwrap_or(u32::MAX))
 }
 
 /// What stands behind `pp`.

@@ -1,6 +1,7 @@
 //! Who sends what: for every cell that a destination rank holds, exactly one source rank.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 
 use kvferry_layout::{Digest, Layer, PageTable, Role};
@@ -255,6 +256,17 @@ impl Assignment {
     pub fn template(&self, source_rank: u32) -> Result<Template, TemplateError> {
         let (load, source, destination) = self.between(source_rank)?;
         Template::new(load, source, destination)
+    }
+
+    /// As [`Self::template`], of some of the model's layers only. The templates of layer ranges that follow each other move,
+    /// together, what the whole one does.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::template`].
+    pub fn template_of_layers(&self, source_rank: u32, layers: Range<u32>) -> Result<Template, TemplateError> {
+        let (load, source, destination) = self.between(source_rank)?;
+        Template::new(&load.of_layers(&layers), source, destination)
     }
 
     /// What the template of `source_rank` is made of, and the slots of both sides that it is used with.

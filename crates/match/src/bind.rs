@@ -127,6 +127,28 @@ impl Template {
         Ok(Expectation { bytes, digest: transcript.finish() })
     }
 
+    /// The slots that a receiver is to get something into, by section and in the order of [`Plan::sections`]' pairs.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::expectation`].
+    pub fn destination_slots(
+        &self,
+        destination: &[BlockMap],
+        chunk: impl Into<Chunk>,
+    ) -> Result<Vec<Vec<Slot>>, BindError> {
+        let chunk = chunk.into();
+        check_end(&chunk)?;
+        count_maps(Side::Destination, destination, &self.destination.groups)?;
+        let slots_of = |section: &crate::template::Section| {
+            let pairing = &self.inner.pairings[section.pairing];
+            let blocks = self.destination_blocks(pairing, destination);
+            let periods = pairing.phase.periods(&chunk, pairing.window_tokens);
+            periods.map(|period| blocks.slot(pairing.phase.ordinals(period).1)).collect()
+        };
+        self.inner.sections.iter().map(slots_of).collect()
+    }
+
     /// Bytes that a receiver is to get from the source rank: those of [`Self::expectation`].
     ///
     /// # Errors

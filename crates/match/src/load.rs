@@ -101,6 +101,12 @@ impl Load {
         Self { parts, source_kinds: kinds(table), destination: Arc::clone(destination) }
     }
 
+    /// The parts in some layers.
+    pub(crate) fn of_layers(&self, layers: &Range<u32>) -> Self {
+        let parts = self.parts.iter().filter(|part| layers.contains(&self.row(part).0.0)).cloned().collect();
+        Self { parts, source_kinds: self.source_kinds.clone(), destination: Arc::clone(&self.destination) }
+    }
+
     /// The row of a part.
     pub(crate) fn row(&self, part: &Part) -> &(Layer, Role) {
         &self.destination.rows[part.row]

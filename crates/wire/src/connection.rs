@@ -42,7 +42,7 @@ pub(crate) struct Connection {
     targets: BTreeMap<KeyId, Arc<Mapped>>,
     inbox: Option<PeerInbox>,
     /// The peer's process, if it is on this host.
-    process: Option<Process>,
+    pub(crate) process: Option<Process>,
     greeted: bool,
 }
 

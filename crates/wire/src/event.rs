@@ -43,6 +43,13 @@ pub enum Event {
         /// UCX's reason.
         status: Status,
     },
+    /// The process of a peer on this host has ended, and whatever it had sent has been taken in: nothing of it is written
+    /// to this process's memory any more. Follows [`Event::EndpointFailed`] of the endpoint, unless that was closed since or
+    /// the peer is on another host, of whose processes nobody can tell.
+    PeerDied {
+        /// The endpoint that led there.
+        endpoint: EndpointId,
+    },
     /// More of a transfer is on its way. Sent at intervals, never for the last byte.
     Progress {
         /// The transfer.

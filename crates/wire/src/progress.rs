@@ -25,6 +25,8 @@ use crate::inbox::message::{Body, Message, StreamId};
 use crate::inbox::outbox::Outbox;
 use crate::inbox::target::Peer;
 use crate::inflight::InFlight;
+use crate::listener::Listener;
+use crate::process::Process;
 use crate::raw::{Closing, Inbound, RawWorker};
 use crate::region::RegionCard;
 use crate::service::Service;
@@ -104,7 +106,7 @@ pub(crate) struct Notice {
 /// What ties the thread to its handle.
 pub(crate) struct Links {
     pub(crate) commands: Receiver<Command>,
-    pub(crate) events: Channel<Event>,
+    pub(crate) listener: Listener,
     pub(crate) wake: Arc<OwnedFd>,
 }
 
@@ -124,6 +126,7 @@ pub(crate) fn run(context: Context, epoch: u64, links: Links, started: &Channel<
                 // UCX 1.13 has crashed in `ucp_worker_destroy` with operations pending on a dead peer (shared memory), 1.22
                 // with lanes that were cut off in the middle of a put. Whatever there is then is left to the end of the process.
                 tracing::warn!("some operations were cut short; the worker is not destroyed");
+                progress.links.listener = Listener::Gone; // nothing more happens, and what it holds can go
                 let _abandoned = std::mem::ManuallyDrop::new(progress);
             }
         }
@@ -141,6 +144,8 @@ struct Progress {
     connections: BTreeMap<EndpointId, Connection>,
     leaving: Vec<Leaving>,
     closing: Vec<(Closed, Closing)>,
+    /// Processes of peers whose connections have failed, until they have ended.
+    watched: Vec<Watched>,
     transfers: Vec<(InFlight, Option<Notice>)>,
     next_stream: u64,
     outbox: Outbox,
@@ -174,6 +179,7 @@ impl Progress {
             connections: BTreeMap::new(),
             leaving: Vec::new(),
             closing: Vec::new(),
+            watched: Vec::new(),
             transfers: Vec::new(),
             next_stream: 0,
             outbox: Outbox::default(),
@@ -195,7 +201,7 @@ impl Progress {
                 active = Instant::now();
             } else if !self.is_idle() || active.elapsed() < LINGER {
                 thread::yield_now(); // the other end may share this core
-            } else if self.links.events.len() < EVENTS_MAX && self.worker.arm() {
+            } else if self.links.listener.backlog() < EVENTS_MAX && self.worker.arm() {
                 self.sleep();
             }
         }
@@ -228,6 +234,9 @@ impl Progress {
         busy |= self.service.step(&sender);
         self.cut_left();
         self.reap_closed();
+        if !busy && !self.watched.is_empty() {
+            self.report_deaths();
+        }
         busy
     }
 
@@ -270,6 +279,7 @@ impl Progress {
                 let _ = reply.send(connection.map(|connection| connection.raw.lanes())); // as above
             }
             Command::Close { endpoint } => {
+                self.watched.retain(|watched| watched.endpoint != endpoint);
                 if let Some(connection) = self.connections.remove(&endpoint) {
                     self.leaving.push(connection.leave());
                 }
@@ -295,9 +305,30 @@ impl Progress {
     }
 
     fn fail(&mut self, connection: Connection, status: Status) {
-        let endpoint = connection.id;
+        let (endpoint, epoch) = (connection.id, connection.peer_epoch);
+        self.watched.extend(connection.process.map(|process| Watched { endpoint, epoch, process }));
         self.closing.push((Closed::Caller(endpoint, status), connection.raw.close(true)));
         self.tell(Event::EndpointFailed { endpoint, status });
+    }
+
+    /// Says which peers are dead for certain. Called when a look at UCX has found nothing more to take in: the kernel has
+    /// closed a dead process's sockets before it says that it is dead, so whatever it had sent to here has been taken in by
+    /// then. What it had filled of the inbox and nobody has scattered yet is dropped first.
+    fn report_deaths(&mut self) {
+        for Watched { epoch, .. } in self.watched.iter().filter(|watched| watched.process.has_ended()) {
+            let answers = self.service.take_of(*epoch).into_iter();
+            self.closing.extend(answers.map(|(peer, raw)| (Closed::Answer(peer), raw.close(true))));
+        }
+        let (closing, service) = (&self.closing, &self.service);
+        let over = |watched: &mut Watched| {
+            let answers =
+                |(whose, _): &(Closed, Closing)| matches!(whose, Closed::Answer(peer) if peer.epoch == watched.epoch);
+            watched.process.has_ended() && !closing.iter().any(answers) && !service.knows(watched.epoch)
+        };
+        let dead: Vec<Watched> = self.watched.extract_if(.., over).collect();
+        for Watched { endpoint, .. } in dead {
+            self.tell(Event::PeerDied { endpoint });
+        }
     }
 
     fn step_transfers(&mut self) -> bool {
@@ -316,8 +347,7 @@ impl Progress {
             let ended = transfer.step(connection, &self.context, &sender, &mut self.outbox);
             busy |= transfer.moved_bytes() > before || ended.is_some();
             if let Some(bytes) = transfer.progress_to_tell() {
-                let event = Event::Progress { transfer: transfer.transfer, bytes };
-                let _ = self.links.events.send(event); // as in `tell`
+                self.links.listener.tell(Event::Progress { transfer: transfer.transfer, bytes });
             }
             match ended {
                 Some(result) => {
@@ -349,7 +379,7 @@ impl Progress {
     /// Takes messages off UCX's queue and hands the complete ones over in the order in which they came.
     fn take_messages(&mut self) -> bool {
         let mut busy = false;
-        while self.links.events.len() < EVENTS_MAX && self.inbound.len() < EVENTS_MAX {
+        while self.links.listener.backlog() < EVENTS_MAX && self.inbound.len() < EVENTS_MAX {
             let Some(message) = self.worker.receive() else { break };
             self.inbound.push_back(message);
             busy = true;
@@ -420,15 +450,15 @@ impl Progress {
         }
     }
 
-    /// The owner may have dropped the events before the worker: then nobody is left to be told.
     fn tell(&self, event: Event) {
-        let _ = self.links.events.send(event);
+        self.links.listener.tell(event);
     }
 
     fn sleep(&self) {
         let Ok(ucx) = self.worker.event_fd() else { return };
         let wake = self.links.wake.as_fd();
-        let processes = self.connections.values().filter_map(Connection::process).map(AsFd::as_fd);
+        let processes = self.connections.values().filter_map(Connection::process);
+        let processes = processes.chain(self.watched.iter().map(|watched| &watched.process)).map(AsFd::as_fd);
         let fds = [ucx, wake].into_iter().chain(processes);
         let mut fds: Vec<PollFd<'_>> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         let _ = poll(&mut fds, Some(&SLEEP_MAX)); // interrupted is as good as woken
@@ -447,6 +477,15 @@ impl Progress {
         let cut_short = !self.transfers.is_empty();
         let connections = std::mem::take(&mut self.connections).into_values();
         self.leaving.extend(connections.map(Connection::leave));
+        // What a peer still connects to is closed, and the worker destroyed, when the connection stands.
+        let connecting = Instant::now() + STOP_DEADLINE;
+        while !self.worker.is_settled() && Instant::now() < connecting {
+            let again = Instant::now() + LOOK_INTERVAL;
+            while Instant::now() < again {
+                self.turn();
+                thread::yield_now();
+            }
+        }
         let answers = self.service.take_all().into_iter();
         self.closing.extend(answers.map(|(peer, raw)| (Closed::Answer(peer), raw.close(true))));
         let closed = Instant::now() + STOP_DEADLINE;
@@ -457,8 +496,15 @@ impl Progress {
                 thread::yield_now();
             }
         }
-        self.is_idle() && !cut_short
+        self.is_idle() && self.worker.is_settled() && !cut_short
     }
+}
+
+/// The process of a peer whose connection has failed.
+struct Watched {
+    endpoint: EndpointId,
+    epoch: u64,
+    process: Process,
 }
 
 /// Keeps this thread on one processor.

@@ -30,6 +30,10 @@ const CONTROL_TAG: u64 = u64::from_be_bytes(*b"kvferry\0");
 /// The first release whose endpoints say which transports they use.
 const LANES_SINCE: Version = Version::new(1, 14, 0);
 
+/// The first release that can let go of a peer in the middle of its connecting. Releases before it abort the process where
+/// they give up an endpoint that has yet to send its answer to the peer's request to be connected.
+const LETS_GO_SINCE: Version = Version::new(1, 14, 0);
+
 /// Lanes that are asked for: more than UCX gives an endpoint.
 const LANES_MAX: usize = 64;
 
@@ -98,6 +102,20 @@ impl RawWorker {
     pub(crate) fn arm(&self) -> bool {
         // SAFETY: the worker is live.
         unsafe { self.ucx().ucp_worker_arm(self.raw.as_ptr()) == Status::OK }
+    }
+
+    /// Whether the worker can be destroyed, as far as connections of peers go: those that are being made stand in the way where
+    /// UCX cannot let go of them. They are UCX's own endpoints, of which nothing else tells.
+    pub(crate) fn is_settled(&self) -> bool {
+        if self.ucx().version() >= LETS_GO_SINCE {
+            return true;
+        }
+        let param = ucx_sys::ucp_request_param_t::default();
+        // SAFETY: the worker is live; no field of `param` is set.
+        let flush = unsafe { self.ucx().ucp_worker_flush_nbx(self.raw.as_ptr(), &raw const param) };
+        // Complete at once only if no transport has anything outstanding, connections over tcp included (read in UCX 1.13).
+        // A flush that is not is given up here, and ends by itself.
+        Operation::new(self.ucx(), flush).result() == Some(Status::OK)
     }
 
     /// Starts to receive the next message, if there is one.
@@ -515,3 +533,7 @@ unsafe extern "C" fn endpoint_failed(arg: *mut c_void, _endpoint: ucx_sys::ucp_e
     let failure = unsafe { &*arg.cast::<Cell<Status>>() };
     failure.set(status);
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests;

@@ -89,6 +89,17 @@ impl Service {
         failed.into_iter().filter_map(|peer| self.answers.remove_entry(&peer)).collect()
     }
 
+    /// Endpoints that answer a dead peer: to be closed, then forgotten.
+    pub(crate) fn take_of(&mut self, epoch: u64) -> Vec<(Peer, RawEndpoint)> {
+        let peers: Vec<Peer> = self.answers.keys().filter(|peer| peer.epoch == epoch).copied().collect();
+        peers.into_iter().filter_map(|peer| self.answers.remove_entry(&peer)).collect()
+    }
+
+    /// Whether anything of this peer may still be scattered.
+    pub(crate) fn knows(&self, epoch: u64) -> bool {
+        self.inbox.as_ref().is_some_and(|inbox| inbox.knows(epoch))
+    }
+
     pub(crate) fn take_all(&mut self) -> Vec<(Peer, RawEndpoint)> {
         std::mem::take(&mut self.answers).into_iter().collect()
     }

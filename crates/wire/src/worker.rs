@@ -1,5 +1,6 @@
 //! A progress thread and the handle that commands it.
 
+use std::cell::RefCell;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use crate::endpoint::{EndpointId, KeyId, Lane, RemoteRegion};
 use crate::error::{CommandError, OpenError, TransferError};
 use crate::event::{Event, TransferId};
 use crate::frame::FRAME_PAYLOAD_BYTES_MAX;
+use crate::listener::Listener;
 use crate::process::Process;
 use crate::progress::{self, Command, Notice, Posted};
 use crate::region::RegionCard;
@@ -75,19 +77,42 @@ impl Worker {
     ///
     /// [`OpenError`]; no thread is left behind.
     pub fn start(context: &Context, epoch: u64) -> Result<(Self, Receiver<Event>), OpenError> {
-        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?);
-        let (commands, command_queue) = bounded(COMMANDS_MAX);
         let (event_queue, events) = unbounded();
+        Ok((Self::spawn(context, epoch, Listener::Queue(event_queue), bounded(COMMANDS_MAX))?, events))
+    }
+
+    /// As [`start`](Self::start), but `handler` is called with each event on the progress thread: nobody has to be woken to
+    /// hear of it. It must not block, and may call everything here that does not wait for an answer. Commands are not
+    /// bounded then, or a handler could wait for the thread that it is on: its owner bounds them.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start).
+    pub fn start_with(
+        context: &Context,
+        epoch: u64,
+        handler: impl FnMut(Event) + Send + 'static,
+    ) -> Result<Self, OpenError> {
+        Self::spawn(context, epoch, Listener::Handler(RefCell::new(Box::new(handler))), unbounded())
+    }
+
+    fn spawn(
+        context: &Context,
+        epoch: u64,
+        listener: Listener,
+        (commands, command_queue): (Sender<Command>, Receiver<Command>),
+    ) -> Result<Self, OpenError> {
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?);
         let (started, start) = bounded(1);
         let (stop, stopped) = bounded(0);
-        let links = progress::Links { commands: command_queue, events: event_queue, wake: wake.clone() };
+        let links = progress::Links { commands: command_queue, listener, wake: wake.clone() };
         let (context, its_context) = (context.clone(), context.clone());
         thread::Builder::new().name("kvferry-wire".to_owned()).spawn(move || {
             progress::run(its_context, epoch, links, &started);
             drop(stop); // the handle sees the channel disconnect
         })?;
         let address = start.recv().map_err(|_| io::Error::other("the progress thread ended at once"))??;
-        Ok((Self { context, address, epoch, commands, wake, stopped }, events))
+        Ok(Self { context, address, epoch, commands, wake, stopped })
     }
 
     /// What a peer needs to connect.
@@ -144,9 +169,10 @@ impl Worker {
             return Neighbour::default();
         };
         let process = Process::open(share.process());
-        let inbox = self.map(Some(&share), region.bytes);
+        let inbox = Mapped::open(&share, region.bytes).map(Arc::new);
+        // Whether it lives is worth knowing, also where the transports forbid to use its memory.
         let process = process.filter(|_| inbox.is_some());
-        Neighbour { inbox, process }
+        Neighbour { inbox: inbox.filter(|_| self.context.options().allows_shared_memory()), process }
     }
 
     /// Maps memory of a peer, if it runs on this host and the transports do not forbid it.
@@ -274,16 +300,22 @@ impl Worker {
         progress::wake(&self.wake);
         Ok(())
     }
-}
 
-impl Drop for Worker {
-    fn drop(&mut self) {
+    /// Stops the thread and waits until it has. What it held of its owner, the handler of events for one, is dropped with
+    /// it. Everything after that is [`CommandError::Stopped`].
+    pub fn stop(&self) {
         if self.command(Command::Stop).is_ok() {
             // Ends with the thread; past the deadline the thread is stuck inside UCX and is left to the process's end.
             if self.stopped.recv_timeout(COMMAND_DEADLINE) == Err(crossbeam::channel::RecvTimeoutError::Timeout) {
                 tracing::error!("the progress thread did not stop");
             }
         }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.stop();
     }
 }
 

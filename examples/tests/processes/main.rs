@@ -3,6 +3,7 @@
 
 mod death;
 mod meeting;
+mod replay;
 mod run;
 mod transfer;
 mod usage;

@@ -33,6 +33,7 @@ pub(crate) fn command(program: &'static str, line: &str) -> Command {
     let path = match program {
         "loopback" => env!("CARGO_BIN_EXE_loopback"),
         "receiver" => env!("CARGO_BIN_EXE_receiver"),
+        "replay" => env!("CARGO_BIN_EXE_replay"),
         "sender" => env!("CARGO_BIN_EXE_sender"),
         _ => panic!("no program {program}"),
     };

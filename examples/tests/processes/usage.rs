@@ -57,6 +57,21 @@ fn what_makes_no_sense() {
             "invalid value '127.0.0.1:0' for '--meet <HOST:PORT|DIR>': port 0 of \"127.0.0.1:0\" is any free one, and nobody \
              else is told which: give the same port to all ranks".into(),
         ),
+        ("replay", "--trace /dev/zero", "--trace: cannot read /dev/zero: not a regular file".into()),
+        ("replay", "--speed 0", "invalid value '0' for '--speed <TIMES|max>': neither max nor a number in 0.001..=1000000".into()),
+        ("replay", "--scale 3", "--scale 3 does not divide the 512 tokens of a block of the trace".into()),
+        (
+            "replay",
+            "--block-tokens-to 3",
+            "--block-tokens-to 3 does not divide the 8 tokens that a block of the trace has here".into(),
+        ),
+        ("replay", "--to dp2tp2", "--to dp2tp2 has 2 data-parallel parts: leave one, each serves requests of its own".into()),
+        ("replay", "--to tp63", "--from and --to are 65 ranks together, at most 32 are engines of one process".into()),
+        (
+            "replay",
+            "--model gpt-oss-120b",
+            "--model gpt-oss-120b has windows or recurrent state, of which no prefix can be used again".into(),
+        ),
         ("receiver", "--rank 0", "the following required arguments were not provided: --meet <HOST:PORT|DIR>".into()),
     ] {
         let ended = run(program, line);
@@ -90,10 +105,10 @@ fn more_than_the_machine_has() {
 
 #[test]
 fn help_and_version_are_no_failures() {
-    for program in ["sender", "receiver", "loopback"] {
+    for program in ["sender", "receiver", "loopback", "replay"] {
         let help = run(program, "--help");
         assert_eq!((help.code, help.stderr.as_str()), (Some(0), ""));
-        assert!(help.stdout.contains("Example: --from pp4tp2"), "{}", help.stdout);
+        assert!(help.stdout.contains("Example: --from pp4"), "{}", help.stdout);
         let version = run(program, "--version");
         assert_eq!((version.code, version.stderr.as_str()), (Some(0), ""));
     }

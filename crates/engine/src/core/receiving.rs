@@ -1,152 +1,496 @@
 //! The destination's side of a request: ask each source, then believe a source only if it reports the bytes and the plan
 //! that this side expects of it.
+//!
+//! The first source that fails ends the request, and the others are asked to stop.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use kvferry_layout::Digest;
 use kvferry_match::{BlockMap, Side};
 use kvferry_wire::{FRAME_PAYLOAD_BYTES_MAX, Status};
 
-use super::{Action, Core, PeerState, Ticket, outcome, refusal};
-use crate::error::{PeerName, PostError, TransferError};
-use crate::message::{Done, Message, Moved, Refusal, RequestKey, Want};
+use super::exposure::Exposure;
+use super::timers::Subject;
+use super::{Action, Core, Handle, LinkId, Resend, ToVerify, say};
+use crate::error::{PartError, PeerName, Phase, PostError, RequestError, TransferError};
+use crate::message::{About, Done, Message, Moved, Refusal, Refused, RequestKey, Serial, Stopped, Want};
 use crate::report::Received;
 
 /// Blocks of one receive, all groups together: what surely fits a frame, at 6 bytes a block and 1,024 for the rest.
 pub(crate) const WANT_BLOCKS_MAX: usize = (FRAME_PAYLOAD_BYTES_MAX - 1024) / 6;
 
-/// One source's part of a receive.
+/// Sends that one source may have announced and nobody here has received.
+const ANNOUNCED_MAX: usize = 1 << 16;
+
+/// A receive with the part of each source, by epoch.
 #[derive(Debug)]
 pub(super) struct Receiving {
-    expected: u64,
+    /// Links whose sources may serve it. One, once it has been chosen.
+    links: Vec<LinkId>,
+    pub(super) block_maps: Arc<[BlockMap]>,
+    tokens: Range<u64>,
+    posted: Instant,
+    /// Empty until a link has been chosen.
+    pub(super) parts: BTreeMap<u64, Incoming>,
+    /// The outcome is known.
+    pub(super) ended: bool,
+    pub(super) ended_at: Option<Instant>,
+}
+
+/// One source's part of a receive.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    pub(super) name: PeerName,
+    pub(super) serial: Serial,
+    pub(super) expected: u64,
     plan: Digest,
     moved: u64,
+    heard: bool,
     started: Instant,
     news: Instant,
-    end: Option<Result<Received, TransferError>>,
+    /// A report that is being verified.
+    report: Option<Done>,
+    pub(super) end: Option<Result<Received, ()>>,
+    pub(super) exposure: Exposure,
+    /// A `Want`, or after the end a `Cancel`, that has not been answered.
+    pub(super) asks: Option<Resend>,
 }
 
 impl Receiving {
-    /// The last sign of life, while the part waits for one.
-    pub(super) fn waits_since(&self) -> Option<Instant> {
-        self.end.is_none().then_some(self.news)
+    pub(super) fn uses(&self, link: LinkId) -> bool {
+        self.links.contains(&link)
+    }
+
+    fn want(&self, key: RequestKey, part: &Incoming) -> Message {
+        Message::Want(Want {
+            about: About { key, serial: part.serial },
+            tokens: self.tokens.clone(),
+            bytes: part.expected,
+            plan: part.plan,
+            block_maps: self.block_maps.to_vec(),
+        })
+    }
+}
+
+impl Incoming {
+    fn phase(&self) -> Phase {
+        if self.report.is_some() {
+            Phase::Settling
+        } else if self.heard {
+            Phase::Moving
+        } else {
+            Phase::Waiting
+        }
+    }
+
+    /// When it is to be looked at again.
+    fn due(&self, patience: Duration) -> Option<Instant> {
+        let late = self.end.is_none().then(|| self.news + patience);
+        let asks = self.asks.map(|asks| asks.due);
+        late.into_iter().chain(asks).min()
     }
 }
 
 impl Core {
-    /// Posts a receive: tells each source where to write.
+    /// Posts a receive: tells each source where to write. With several links, those of the link whose sources announce that
+    /// they send the request.
     pub(crate) fn receive(
         &mut self,
         now: Instant,
-        ticket: Ticket,
+        key: RequestKey,
+        links: &[LinkId],
         block_maps: &[BlockMap],
         tokens: &Range<u64>,
     ) -> Result<Vec<Action>, PostError> {
-        let epochs = self.peers_for(ticket, Side::Destination)?;
-        if self.receives.contains_key(&ticket) {
-            return Err(PostError::UnderWay(ticket.key));
+        if self.receives.contains_key(&key) {
+            return Err(PostError::UnderWay(key));
+        }
+        if self.received.get(&key).is_some() {
+            return Err(PostError::Over(key));
+        }
+        if self.receives.len() >= self.limits.requests_max {
+            return Err(PostError::TooMany { requests_max: self.limits.requests_max });
         }
         let blocks = block_maps.iter().map(|map| map.slots().len()).sum();
         if blocks > WANT_BLOCKS_MAX {
             return Err(PostError::TooManyBlocks { blocks, blocks_max: WANT_BLOCKS_MAX });
         }
-        let (mut parts, mut actions) = (BTreeMap::new(), Vec::new());
-        for epoch in epochs {
-            let PeerState { name, peer, .. } = &self.peers[&epoch];
-            let expectation = peer.template.expectation(block_maps, tokens.clone());
-            let expectation = expectation.map_err(|source| PostError::BlockMaps { peer: *name, source })?;
-            let (expected, plan) = (expectation.bytes, expectation.digest);
-            parts.insert(epoch, Receiving { expected, plan, moved: 0, started: now, news: now, end: None });
-            let (tokens, block_maps) = (tokens.clone(), block_maps.to_vec());
-            let want = Want { key: ticket.key, tokens, bytes: expected, plan, block_maps };
-            actions.push(Action::Say { epoch, message: Message::Want(want) });
+        // Every link that may serve it must be able to: what is wrong shows now, and not when a source comes.
+        let mut epochs = Vec::new();
+        for link in links {
+            let peers = self.peers_for(*link, Side::Destination)?;
+            for epoch in &peers {
+                let peer = &self.peers[epoch];
+                let expected = peer.peer.template.expected_bytes(block_maps, tokens.clone());
+                expected.map_err(|source| PostError::BlockMaps { peer: peer.name, source })?;
+            }
+            epochs.push((*link, peers));
         }
-        self.receives.insert(ticket, parts);
-        actions.extend(self.end_receive(ticket));
-        Ok(actions)
+        let announced = |(_, peers): &&(LinkId, Vec<u64>)| {
+            peers.iter().any(|epoch| self.peers[epoch].source.announced.contains(&key))
+        };
+        let chosen = match &epochs[..] {
+            [] => return Err(PostError::NoLink),
+            [(link, _)] => Some(*link),
+            several => several.iter().find(announced).map(|(link, _)| *link),
+        };
+        let receive = Receiving {
+            links: links.to_vec(),
+            block_maps: block_maps.into(),
+            tokens: tokens.clone(),
+            posted: now,
+            parts: BTreeMap::new(),
+            ended: false,
+            ended_at: None,
+        };
+        self.receives.insert(key, receive);
+        match chosen {
+            Some(link) => Ok(self.choose(now, key, link)),
+            None => {
+                self.timers.set(Subject::Choice(key), Some(now + self.limits.patience));
+                Ok(Vec::new())
+            }
+        }
     }
 
-    pub(super) fn moved(&mut self, now: Instant, epoch: u64, Moved { key, bytes }: Moved) -> Vec<Action> {
-        let Some(ticket) = self.ticket(epoch, Side::Source, key) else { return Vec::new() };
-        let Some(parts) = self.receives.get_mut(&ticket) else { return Vec::new() };
-        let Some(part) = parts.get_mut(&epoch) else { return Vec::new() };
+    /// Asks the sources of one link, and lets those of the others go.
+    fn choose(&mut self, now: Instant, key: RequestKey, link: LinkId) -> Vec<Action> {
+        let Some(receive) = self.receives.get_mut(&key) else { return Vec::new() };
+        self.timers.set(Subject::Choice(key), None);
+        let others = std::mem::replace(&mut receive.links, vec![link]);
+        let mut actions = Vec::new();
+        for other in others.into_iter().filter(|other| *other != link) {
+            for epoch in self.links.get(&other).map(|state| state.peers.clone()).unwrap_or_default() {
+                let peer = self.peers.get_mut(&epoch);
+                if peer.is_some_and(|peer| peer.source.announced.remove(&key)) {
+                    actions.push(say(epoch, Message::Release(key)));
+                }
+            }
+        }
+        let epochs = match self.peers_for(link, Side::Destination) {
+            Ok(epochs) => epochs,
+            Err(PostError::Lost(peer)) => {
+                let (moved, expected) = (0, 0);
+                let error = TransferError::Lost { peer, moved, expected, source: Status::ERR_CONNECTION_RESET };
+                actions.extend(self.fail_receive(now, key, vec![PartError::own(Phase::Waiting, error)]));
+                return actions;
+            }
+            Err(_) => return actions,
+        };
+        let (mut asked, mut failed) = (Vec::new(), Vec::new());
+        for epoch in epochs {
+            let (Some(receive), Some(peer)) = (self.receives.get_mut(&key), self.peers.get_mut(&epoch)) else {
+                continue;
+            };
+            peer.source.announced.remove(&key);
+            let expectation = peer.peer.template.expectation(&receive.block_maps, receive.tokens.clone());
+            let expectation = match expectation {
+                Ok(expectation) => expectation,
+                Err(source) => {
+                    let error = TransferError::BlockMaps { peer: peer.name, source };
+                    failed.push(PartError { epoch, phase: Phase::Waiting, error });
+                    continue;
+                }
+            };
+            let serial = Serial(self.next_serial);
+            self.next_serial += 1;
+            let part = Incoming {
+                name: peer.name,
+                serial,
+                expected: expectation.bytes,
+                plan: expectation.digest,
+                moved: 0,
+                heard: false,
+                started: receive.posted,
+                news: now,
+                report: None,
+                end: None,
+                // Before the want leaves.
+                exposure: Exposure::Exposed,
+                asks: Some(Resend::new(now, &self.limits)),
+            };
+            asked.push(say(epoch, receive.want(key, &part)));
+            peer.source.receives.insert(key);
+            receive.parts.insert(epoch, part);
+            self.arm_incoming(key, epoch);
+        }
+        if failed.is_empty() {
+            actions.extend(asked);
+            actions.extend(self.finish_receive(now, key));
+        } else {
+            // The wants were never handed out.
+            for part in self.receives.get_mut(&key).into_iter().flat_map(|receive| receive.parts.values_mut()) {
+                (part.exposure, part.asks) = (Exposure::Quiet, None);
+            }
+            actions.extend(self.fail_receive(now, key, failed));
+        }
+        actions
+    }
+
+    pub(super) fn announced(&mut self, now: Instant, epoch: u64, key: RequestKey) -> Vec<Action> {
+        let over = self.received.get(&key).is_some();
+        let Some(peer) = self.peer_on(epoch, Side::Source) else { return Vec::new() };
+        let link = peer.link;
+        match self.receives.get(&key) {
+            Some(receive) if receive.parts.is_empty() && !receive.ended && receive.links.contains(&link) => {
+                self.choose(now, key, link)
+            }
+            // Its want is on its way, or about to be said again.
+            Some(receive) if receive.parts.contains_key(&epoch) && !receive.ended => Vec::new(),
+            Some(_) => vec![say(epoch, Message::Release(key))],
+            None if over => vec![say(epoch, Message::Release(key))],
+            None => {
+                if let Some(peer) = self.peer_on(epoch, Side::Source)
+                    && peer.source.announced.len() < ANNOUNCED_MAX
+                {
+                    peer.source.announced.insert(key);
+                }
+                Vec::new()
+            }
+        }
+    }
+
+    /// The part of a receive that a source speaks of.
+    fn incoming(&mut self, epoch: u64, about: About) -> Option<&mut Incoming> {
+        let part = self.receives.get_mut(&about.key)?.parts.get_mut(&epoch)?;
+        (part.serial == about.serial).then_some(part)
+    }
+
+    pub(super) fn got(&mut self, now: Instant, epoch: u64, about: About) -> Vec<Action> {
+        let Some(part) = self.incoming(epoch, about) else { return Vec::new() };
+        if part.end.is_none() && !part.heard {
+            // The source is there: from now on it owes bytes.
+            (part.heard, part.news, part.asks) = (true, now, None);
+            self.arm_incoming(about.key, epoch);
+        }
+        Vec::new()
+    }
+
+    pub(super) fn moved(&mut self, now: Instant, epoch: u64, Moved { about, bytes }: Moved) -> Vec<Action> {
+        let Some(part) = self.incoming(epoch, about) else { return Vec::new() };
         let bytes = bytes.min(part.expected);
-        if bytes <= part.moved {
+        if part.end.is_some() || bytes <= part.moved {
             return Vec::new(); // no progress, so no reason for more patience
         }
-        (part.news, part.moved) = (now, bytes);
-        let moved = parts.values().map(|part| part.moved).sum();
-        vec![Action::Progress { ticket, moved }]
+        (part.heard, part.news, part.moved, part.asks) = (true, now, bytes, None);
+        self.arm_incoming(about.key, epoch);
+        let moved = self.receives[&about.key].parts.values().map(|part| part.moved).sum();
+        vec![Action::Progress { handle: Handle::Receive(about.key), moved }]
     }
 
-    pub(super) fn done(&mut self, now: Instant, epoch: u64, Done { key, bytes, plan }: Done) -> Vec<Action> {
-        let Some(ticket) = self.ticket(epoch, Side::Source, key) else { return Vec::new() };
-        let PeerState { name, peer, .. } = &self.peers[&epoch];
-        let part = self.receives.get_mut(&ticket).and_then(|parts| parts.get_mut(&epoch));
-        let Some(part) = part.filter(|part| part.end.is_none()) else {
-            return vec![refusal(epoch, key, Refusal::Unknown)];
+    pub(super) fn done(&mut self, now: Instant, epoch: u64, done: Done) -> Vec<Action> {
+        let (about, verify) = (done.about, self.limits.verify);
+        let Some(peer) = self.peer_on(epoch, Side::Source) else { return Vec::new() };
+        let verdict = peer.source.verdicts.get(&about.serial).copied();
+        let Some(part) = self.incoming(epoch, about).filter(|part| part.exposure == Exposure::Exposed) else {
+            return match verdict {
+                Some(None) => vec![say(epoch, Message::DoneAck(about))],
+                Some(Some(reason)) => vec![say(epoch, Message::Refused(Refused { about, reason }))],
+                None => vec![say(epoch, Message::Refused(Refused { about, reason: Refusal::Unknown }))],
+            };
         };
-        let expected = part.expected;
-        let mut actions = Vec::new();
-        if (bytes, plan) == (expected, part.plan) {
-            part.moved = expected;
-            part.end = Some(Ok(Received { rank: peer.rank, rows: peer.rows, bytes, elapsed: now - part.started }));
-            actions.push(Action::Say { epoch, message: Message::DoneAck(key) });
-        } else {
-            part.end = Some(Err(TransferError::PlansDiffer { peer: *name, reported: bytes, expected }));
-            actions.push(refusal(epoch, key, Refusal::PlansDiffer));
+        if part.end.is_some() {
+            // Too late to be of use, but nothing is written any more.
+            return self.conclude(now, epoch, about, Err((Refusal::Cancelled, None)));
         }
-        actions.extend(self.end_receive(ticket));
-        actions
+        if part.report.is_some() {
+            return Vec::new(); // being verified
+        }
+        part.news = now;
+        let (peer, reported, expected) = (part.name, done.bytes, part.expected);
+        if (done.bytes, done.plan) != (expected, part.plan) {
+            let error = TransferError::PlansDiffer { peer, reported, expected };
+            return self.conclude(now, epoch, about, Err((Refusal::PlansDiffer, Some(error))));
+        }
+        if verify && expected > 0 {
+            part.report = Some(done.clone());
+            part.asks = None;
+            self.arm_incoming(about.key, epoch);
+            let receive = &self.receives[&about.key];
+            let check = Box::new(ToVerify {
+                serial: about.serial,
+                tokens: receive.tokens.clone(),
+                bytes: expected,
+                block_maps: receive.block_maps.clone(),
+                checks: done.checks,
+            });
+            return vec![Action::Verify { epoch, key: about.key, check }];
+        }
+        self.conclude(now, epoch, about, Ok(done.note))
     }
 
-    pub(super) fn refused_by_source(&mut self, epoch: u64, key: RequestKey, reason: Refusal) -> Vec<Action> {
-        let Some(ticket) = self.ticket(epoch, Side::Source, key) else { return Vec::new() };
-        let peer = self.peers[&epoch].name;
-        if let Some(part) = self.receives.get_mut(&ticket).and_then(|parts| parts.get_mut(&epoch)) {
-            part.end.get_or_insert(Err(TransferError::Refused { peer, source: reason }));
-        }
-        self.end_receive(ticket).into_iter().collect()
+    /// What has arrived was compared with the sums in the report.
+    pub(crate) fn verified(&mut self, now: Instant, epoch: u64, about: About, same: bool) -> Vec<Action> {
+        let Some(part) = self.incoming(epoch, about).filter(|part| part.exposure == Exposure::Exposed) else {
+            return Vec::new();
+        };
+        let Some(report) = part.report.take() else { return Vec::new() };
+        let peer = part.name;
+        let verdict = match (&part.end, same) {
+            (Some(_), _) => Err((Refusal::Cancelled, None)),
+            (None, true) => Ok(report.note),
+            (None, false) => Err((Refusal::Corrupted, Some(TransferError::Corrupted { peer }))),
+        };
+        self.conclude(now, epoch, about, verdict)
     }
 
-    pub(super) fn lose_source(&mut self, epoch: u64, peer: PeerName, source: Status) -> Vec<Action> {
-        let mut actions = Vec::new();
-        for ticket in self.receives.keys().copied().collect::<Vec<_>>() {
-            if let Some(part) = self.receives.get_mut(&ticket).and_then(|parts| parts.get_mut(&epoch)) {
-                let (moved, expected) = (part.moved, part.expected);
-                part.end.get_or_insert(Err(TransferError::Lost { peer, moved, expected, source }));
-                actions.extend(self.end_receive(ticket));
+    /// A source has written all that it will: answers its report, and ends the part if that is still open.
+    fn conclude(
+        &mut self,
+        now: Instant,
+        epoch: u64,
+        about: About,
+        verdict: Result<Vec<u8>, (Refusal, Option<TransferError>)>,
+    ) -> Vec<Action> {
+        let Some(peer) = self.peers.get_mut(&epoch) else { return Vec::new() };
+        let (rank, rows) = (peer.peer.rank, peer.peer.rows);
+        peer.source.verdicts.insert(about.serial, verdict.as_ref().err().map(|(reason, _)| *reason));
+        let answer = match &verdict {
+            Ok(_) => Message::DoneAck(about),
+            Err((reason, _)) => Message::Refused(Refused { about, reason: *reason }),
+        };
+        let mut actions = vec![say(epoch, answer)];
+        let Some(part) = self.incoming(epoch, about) else { return actions };
+        let phase = part.phase();
+        (part.exposure, part.asks) = (Exposure::Quiet, None);
+        match verdict {
+            Ok(note) => {
+                part.moved = part.expected;
+                let (bytes, elapsed) = (part.expected, now - part.started);
+                part.end = Some(Ok(Received { rank, rows, bytes, elapsed, note }));
+                self.arm_incoming(about.key, epoch);
+                actions.extend(self.finish_receive(now, about.key));
+            }
+            Err((_, error)) => {
+                let errors = error.map(|error| PartError { epoch, phase, error });
+                actions.extend(self.fail_receive(now, about.key, errors.into_iter().collect()));
             }
         }
         actions
     }
 
-    pub(super) fn tick_receives(&mut self, now: Instant) -> Vec<Action> {
-        let patience = self.patience;
-        let late = |part: &Receiving| part.waits_since().is_some_and(|since| since + patience <= now);
+    pub(super) fn stopped(&mut self, now: Instant, epoch: u64, stopped: Stopped) -> Vec<Action> {
+        let Stopped { about, reason, settled } = stopped;
+        if self.peer_on(epoch, Side::Source).is_none() {
+            return Vec::new();
+        }
+        let mut actions = vec![say(epoch, Message::StopAck(about))];
+        let Some(part) = self.incoming(epoch, about).filter(|part| part.exposure == Exposure::Exposed) else {
+            return actions;
+        };
+        let (peer, phase) = (part.name, part.phase());
+        part.exposure = if settled { Exposure::Quiet } else { Exposure::Unsettled };
+        part.asks = None;
+        let open = part.end.is_none();
+        let error = PartError { epoch, phase, error: TransferError::Refused { peer, source: reason } };
+        let error = open.then_some(error);
+        actions.extend(self.fail_receive(now, about.key, error.into_iter().collect()));
+        actions
+    }
+
+    pub(super) fn lose_source(&mut self, now: Instant, epoch: u64, source: Status) -> Vec<Action> {
+        let Some(peer) = self.peers.get(&epoch) else { return Vec::new() };
         let mut actions = Vec::new();
-        for ticket in self.receives.keys().copied().collect::<Vec<_>>() {
-            let Some(parts) = self.receives.get_mut(&ticket) else { continue };
-            for (epoch, part) in parts.iter_mut().filter(|(_, part)| late(part)) {
-                let (peer, waited) = (self.peers[epoch].name, now - part.news);
-                let (moved, expected) = (part.moved, part.expected);
-                part.end = Some(Err(TransferError::Stalled { peer, waited, moved, expected }));
-                actions.push(refusal(*epoch, ticket.key, Refusal::Failed));
+        for key in peer.source.receives.clone() {
+            let Some(part) = self.receives.get_mut(&key).and_then(|receive| receive.parts.get_mut(&epoch)) else {
+                continue;
+            };
+            if part.end.is_none() {
+                let (phase, peer, moved, expected) = (part.phase(), part.name, part.moved, part.expected);
+                let error = TransferError::Lost { peer, moved, expected, source };
+                actions.extend(self.fail_receive(now, key, vec![PartError { epoch, phase, error }]));
             }
-            actions.extend(self.end_receive(ticket));
         }
         actions
     }
 
-    /// Ends a receive whose sources have all ended.
-    fn end_receive(&mut self, ticket: Ticket) -> Option<Action> {
-        if self.receives.get(&ticket)?.values().any(|part| part.end.is_none()) {
-            return None;
+    /// Gives a receive up.
+    pub(crate) fn cancel_receive(&mut self, now: Instant, key: RequestKey) -> Vec<Action> {
+        match self.receives.get(&key) {
+            Some(receive) if !receive.ended => {
+                self.fail_receive(now, key, vec![PartError::own(Phase::Waiting, TransferError::Cancelled)])
+            }
+            _ => Vec::new(),
         }
-        let parts = self.receives.remove(&ticket)?;
-        let ends = parts.into_values().filter_map(|part| part.end);
-        Some(Action::Received { ticket, outcome: outcome(ends, |received| received.rank) })
+    }
+
+    pub(super) fn choice_due(&mut self, now: Instant, key: RequestKey) -> Vec<Action> {
+        let waited = self.limits.patience;
+        let error = PartError::own(Phase::Waiting, TransferError::NobodySends { waited });
+        self.fail_receive(now, key, vec![error])
+    }
+
+    pub(super) fn incoming_due(&mut self, now: Instant, key: RequestKey, epoch: u64) -> Vec<Action> {
+        let patience = self.limits.patience;
+        let Some(receive) = self.receives.get_mut(&key) else { return Vec::new() };
+        let up = self.peers.get(&epoch).is_some_and(|peer| peer.can_hear());
+        let Some(part) = receive.parts.get_mut(&epoch) else { return Vec::new() };
+        let mut actions = Vec::new();
+        if part.end.is_none() && part.news + patience <= now {
+            let (phase, peer, waited) = (part.phase(), part.name, now - part.news);
+            let error = TransferError::Stalled { peer, waited, moved: part.moved, expected: part.expected };
+            return self.fail_receive(now, key, vec![PartError { epoch, phase, error }]);
+        }
+        if part.asks.as_mut().is_some_and(|asks| asks.is_due(now)) && up {
+            let part = &receive.parts[&epoch];
+            let about = About { key, serial: part.serial };
+            let again = if part.end.is_none() { receive.want(key, part) } else { Message::Cancel(about) };
+            actions.push(say(epoch, again));
+        }
+        self.arm_incoming(key, epoch);
+        actions
+    }
+
+    pub(super) fn arm_incoming(&mut self, key: RequestKey, epoch: u64) {
+        let part = self.receives.get(&key).and_then(|receive| receive.parts.get(&epoch));
+        let due = part.and_then(|part| part.due(self.limits.patience));
+        self.timers.set(Subject::Incoming(key, epoch), due);
+    }
+
+    /// Ends a receive well if all its sources have.
+    fn finish_receive(&mut self, now: Instant, key: RequestKey) -> Vec<Action> {
+        let Some(receive) = self.receives.get_mut(&key).filter(|receive| !receive.ended) else { return Vec::new() };
+        let ends = receive.parts.values().map(|part| match &part.end {
+            Some(Ok(received)) => Some(received.clone()),
+            _ => None,
+        });
+        let Some(mut received) = ends.collect::<Option<Vec<Received>>>() else { return Vec::new() };
+        (receive.ended, receive.ended_at) = (true, Some(now));
+        received.sort_by_key(|received| received.rank);
+        let mut actions = vec![Action::Received { key, outcome: Ok(received) }];
+        actions.extend(self.settle(key));
+        actions
+    }
+
+    /// Ends a receive badly, unless it has ended, and asks the sources that may still write to stop.
+    fn fail_receive(&mut self, now: Instant, key: RequestKey, mut errors: Vec<PartError>) -> Vec<Action> {
+        let Some(receive) = self.receives.get_mut(&key) else { return Vec::new() };
+        let mut actions = Vec::new();
+        if !receive.ended {
+            (receive.ended, receive.ended_at) = (true, Some(now));
+            errors.sort_by_key(|part| part.error.peer());
+            let limits = self.limits;
+            for (epoch, part) in &mut receive.parts {
+                if part.end.is_none() {
+                    part.end = Some(Err(()));
+                }
+                if part.exposure == Exposure::Exposed {
+                    part.asks = Some(Resend::new(now, &limits));
+                    let about = About { key, serial: part.serial };
+                    let heard = self.peers.get(epoch).is_some_and(|peer| peer.can_hear());
+                    actions.extend(heard.then(|| say(*epoch, Message::Cancel(about))));
+                }
+            }
+            for epoch in receive.parts.keys().copied().collect::<Vec<_>>() {
+                self.arm_incoming(key, epoch);
+            }
+            self.timers.set(Subject::Choice(key), None);
+            actions.push(Action::Received { key, outcome: Err(RequestError { key, errors }) });
+        }
+        actions.extend(self.settle(key));
+        actions
     }
 }

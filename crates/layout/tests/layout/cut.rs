@@ -74,7 +74,6 @@ fn bad_texts() {
         "xpp2",
         "dp2+2",
         "cp0..2",
-        "pp4294967296",
         "pp0..4",
         "pp0..4+",
         "pp0..4+5",
@@ -92,9 +91,11 @@ fn bad_texts() {
         assert_eq!(text.parse::<Cut>(), Err(CutError::Zero), "{text}");
     }
     let too_many = Err(CutError::TooManyRanks { ranks_max: RANKS_MAX });
-    for text in ["pp4294967295tp4294967295", "pp256tp257", "pp64dp64cp64", "dp65536tp2"] {
+    for text in ["pp4294967295tp4294967295", "pp256tp257", "pp64dp64cp64", "dp65536tp2", "pp99999999999"] {
         assert_eq!(text.parse::<Cut>(), too_many, "{text}");
     }
+    let too_high = "pp0..4+4..99999999999".parse::<Cut>().unwrap_err();
+    assert!(matches!(too_high, CutError::LayerTooHigh { .. }), "{too_high}");
     assert_eq!("pp16dp16cp16tp16".parse::<Cut>().map(|cut| cut.rank_count()), Ok(RANKS_MAX));
     assert_eq!(Cut::with_layer_counts(vec![78], 2), Err(CutError::TooFewStages { stages: 1 }));
     assert_eq!(Cut::with_layer_lists(&[layers(0..4)], 2), Err(CutError::TooFewStages { stages: 1 }));

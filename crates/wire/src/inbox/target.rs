@@ -172,6 +172,11 @@ impl Inbox {
         self.scatter_turns.retain(|other| *other != peer);
     }
 
+    /// Whether a worker of this epoch has a connection here.
+    pub(crate) fn knows(&self, epoch: u64) -> bool {
+        self.connections.keys().any(|peer| peer.epoch == epoch)
+    }
+
     /// The next bytes of a description. When it is complete it is checked, and refused or taken.
     pub(crate) fn describe(
         &mut self,

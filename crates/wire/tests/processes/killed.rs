@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use kvferry_wire::{CommandError, PutError, Status, TransferError, TransferId};
+use kvferry_wire::{CommandError, Event, PutError, Status, TransferError, TransferId};
 
 use crate::child::Target;
 use crate::end::{DEADLINE, End, MANY, NOTICE, PIECE, WAYS, pattern};
@@ -93,6 +93,31 @@ fn a_peer_that_comes_back_is_another_and_nothing_here_restarts() {
         end.put(old_endpoint, TransferId(3), end.part(old_remote, 1));
         assert!(matches!(end.done(TransferId(3)), Err(PutError::Endpoint { .. })));
         assert!(matches!(end.worker.import(old_endpoint, &old.card), Err(CommandError::NoEndpoint)));
+    }
+}
+
+/// What a death proves is said once nothing of the dead can be written here any more, whatever the transports.
+#[test]
+fn a_death_is_reported_behind_the_failure() {
+    for way in WAYS {
+        let mut target = Target::start(way.0, 1, PIECE);
+        let end = End::start(way, PIECE, DEADLINE);
+        let (endpoint, _) = end.connect(&target);
+        target.kill();
+        let killed = Instant::now();
+        let mut failed = false;
+        loop {
+            match end.events.recv_deadline(killed + DEADLINE).unwrap() {
+                Event::EndpointFailed { endpoint: other, .. } => failed |= other == endpoint,
+                Event::PeerDied { endpoint: dead } => {
+                    assert_eq!((dead, failed), (endpoint, true), "{way:?}");
+                    break;
+                }
+                _ => {}
+            }
+        }
+        println!("{way:?}: certain after {:?}", killed.elapsed());
+        assert!(killed.elapsed() < NOTICE, "{way:?}: {:?}", killed.elapsed());
     }
 }
 

@@ -1,0 +1,54 @@
+//! A memory of what is over, of bounded size: the oldest is forgotten first.
+
+use std::collections::{BTreeMap, VecDeque};
+
+/// Entries kept. What is forgotten is told from what is new by other means: serials that only grow.
+pub(super) const RECENT_MAX: usize = 8192;
+
+#[derive(Debug)]
+pub(super) struct Recent<K, V> {
+    entries: BTreeMap<K, V>,
+    order: VecDeque<K>,
+}
+
+impl<K, V> Default for Recent<K, V> {
+    fn default() -> Self {
+        Self { entries: BTreeMap::new(), order: VecDeque::new() }
+    }
+}
+
+impl<K: Copy + Ord, V> Recent<K, V> {
+    /// Remembers an entry; the first word about it stays. Returns what is forgotten for it.
+    pub(super) fn insert(&mut self, key: K, value: V) -> Option<K> {
+        if self.entries.contains_key(&key) {
+            return None;
+        }
+        self.entries.insert(key, value);
+        self.order.push_back(key);
+        let forgotten = (self.order.len() > RECENT_MAX).then(|| self.order.pop_front()).flatten()?;
+        self.entries.remove(&forgotten);
+        Some(forgotten)
+    }
+
+    pub(super) fn keys(&self) -> impl Iterator<Item = &K> {
+        self.entries.keys()
+    }
+
+    pub(super) fn get(&self, key: &K) -> Option<&V> {
+        self.entries.get(key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_goes_and_the_first_word_stays() {
+        let mut recent = Recent::default();
+        assert_eq!((0..RECENT_MAX).find_map(|key| recent.insert(key, 'a')), None);
+        assert_eq!(recent.insert(1, 'b'), None);
+        assert_eq!(recent.insert(RECENT_MAX, 'c'), Some(0));
+        assert_eq!((recent.get(&0), recent.get(&1), recent.get(&RECENT_MAX)), (None, Some(&'a'), Some(&'c')));
+    }
+}

@@ -1,0 +1,68 @@
+//! What is on its way between ranks: frames, writes, and news about connections.
+
+use kvferry_wire::{PutError, Route, RouteReason, Status, TransferStats};
+
+use super::super::{LinkId, PutId};
+use crate::message::{Hello, Message, RequestKey};
+
+#[derive(Clone, Debug)]
+pub(super) struct Frame {
+    pub(super) from: u64,
+    pub(super) to: u64,
+    pub(super) message: Message,
+}
+
+/// A write of a plan.
+#[derive(Debug)]
+pub(super) struct Write {
+    pub(super) from: u64,
+    pub(super) to: u64,
+    pub(super) put: PutId,
+    pub(super) key: RequestKey,
+    pub(super) bytes: u64,
+    /// Slots that have not left the source.
+    pub(super) waiting: Vec<u32>,
+    /// Slots that have left it and not landed: over a network only.
+    pub(super) flying: Vec<u32>,
+    /// The source's process writes to the destination's memory itself.
+    pub(super) direct: bool,
+    pub(super) cancelled: bool,
+    /// The source has been told how it ended. What flies on is late.
+    pub(super) over: bool,
+    pub(super) then: Option<Message>,
+}
+
+impl Write {
+    /// How it has ended, if it has and its source has not been told.
+    pub(super) fn end(&self, failed: bool) -> Option<Result<TransferStats, PutError>> {
+        if self.over {
+            return None;
+        }
+        if failed {
+            return Some(Err(PutError::Endpoint { source: Status::ERR_CONNECTION_RESET }));
+        }
+        let landed = self.flying.is_empty() && (self.waiting.is_empty() || self.cancelled);
+        landed.then(|| if self.waiting.is_empty() { Ok(self.stats()) } else { Err(PutError::Cancelled) })
+    }
+
+    fn stats(&self) -> TransferStats {
+        let (route, reason) = (Route::Direct, RouteReason::TargetMapped);
+        TransferStats { bytes: self.bytes, runs: 1, elapsed: std::time::Duration::ZERO, route, reason }
+    }
+}
+
+/// Something that a rank will be told, or has to do, at some time.
+#[derive(Debug)]
+pub(super) enum News {
+    /// Its connection to a life of a peer has failed.
+    Lost(u64),
+    /// A life of a peer is over for certain.
+    Died(u64),
+    Dial(u64),
+    Introduce {
+        link: LinkId,
+        old: u64,
+        epoch: u64,
+        hello: Box<Hello>,
+    },
+}

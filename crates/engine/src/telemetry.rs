@@ -1,0 +1,430 @@
+//! What an engine counts and measures, through the [`metrics`] facade, and the [`tracing`] span of each request.
+//!
+//! | name | kind | unit | labels |
+//! | --- | --- | --- | --- |
+//! | [`REQUESTS`] | counter | requests ended | `side`, `outcome` |
+//! | [`REQUESTS_IN_FLIGHT`] | gauge | requests posted and not ended | `side` |
+//! | [`REQUEST_SECONDS`] | histogram | seconds from the post to the end, of those that ended well | `side` |
+//! | [`POST_SECONDS`] | histogram | seconds that the call that posts took | `side` |
+//! | [`SENT_BYTES`] | counter | bytes, by the destination's own count | `route`, `reason` |
+//! | [`WRITES`] | counter | parts of sends, each to one destination rank, that ended well | `route`, `reason` |
+//! | [`WRITE_SECONDS`] | histogram | seconds of such a part on the wire | `route` |
+//! | [`RECEIVED_BYTES`] | counter | bytes, by this rank's own count | |
+//! | [`QUARANTINED_SLOTS`] | gauge | slots of receives that have ended and that somebody may still write to | |
+//! | [`RESENT_FRAMES`] | counter | frames said again because no answer came in time | |
+//! | [`DROPPED_FRAMES`] | counter | frames from peers that were no frames or no messages | |
+//!
+//! `side` is `source` or `destination`, `outcome` is `succeeded`, `failed` or `cancelled`, `route` is the name of a
+//! [`Route`] and `reason` the words of a [`RouteReason`]. Engines of one process add up.
+//!
+//! A recorder that is to see anything must be installed before [`Engine::start`](crate::Engine::start): an engine asks for
+//! its counters there, and without one keeps counters that do nothing. Spans are called `send` and `receive`, carry request,
+//! attempt and tokens, and are given bytes and outcome at the end, with one event for each peer.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use kvferry_match::Side;
+use kvferry_wire::{Route, RouteReason};
+use metrics::{
+    Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
+use parking_lot::Mutex;
+use tracing::field::Empty;
+use tracing::{Span, debug, info_span};
+
+use crate::core::{Action, Handle, Ticket};
+use crate::error::{RequestError, TransferError};
+use crate::message::{Message, RequestKey};
+use crate::report::{Received, Sent};
+
+/// Requests that have ended.
+pub const REQUESTS: &str = "kvferry_requests_total";
+/// Requests that are posted and have not ended.
+pub const REQUESTS_IN_FLIGHT: &str = "kvferry_requests_in_flight";
+/// How long requests took.
+pub const REQUEST_SECONDS: &str = "kvferry_request_seconds";
+/// How long posting took.
+pub const POST_SECONDS: &str = "kvferry_post_seconds";
+/// Bytes written to destinations.
+pub const SENT_BYTES: &str = "kvferry_sent_bytes_total";
+/// What was written to one destination rank of a send.
+pub const WRITES: &str = "kvferry_writes_total";
+/// How long that took on the wire.
+pub const WRITE_SECONDS: &str = "kvferry_write_seconds";
+/// Bytes that sources have written here.
+pub const RECEIVED_BYTES: &str = "kvferry_received_bytes_total";
+/// Slots that nobody may use yet: how many [`Engine::quarantine`](crate::Engine::quarantine) names, each once.
+pub const QUARANTINED_SLOTS: &str = "kvferry_quarantined_slots";
+/// Greetings, announcements, wants and reports that were not answered in time. What ends a request early is not counted.
+pub const RESENT_FRAMES: &str = "kvferry_resent_frames_total";
+/// What came from peers and made no sense.
+pub const DROPPED_FRAMES: &str = "kvferry_dropped_frames_total";
+
+/// The counters of one engine, and its requests under way.
+#[derive(Debug)]
+pub(crate) struct Telemetry {
+    sending: OneSide,
+    receiving: OneSide,
+    received_bytes: Counter,
+    quarantined_slots: Gauge,
+    resent_frames: Counter,
+    dropped_frames: Counter,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    writes: HashMap<(Route, RouteReason), Writes>,
+    under_way: HashMap<Handle, UnderWay>,
+    /// Slots of receives that have ended and are not quiet.
+    quarantined: HashMap<RequestKey, usize>,
+}
+
+/// What is counted alike for sends and for receives.
+#[derive(Debug)]
+struct OneSide {
+    succeeded: Counter,
+    failed: Counter,
+    cancelled: Counter,
+    in_flight: Gauge,
+    post_seconds: Histogram,
+    request_seconds: Histogram,
+}
+
+/// What is counted of writes that took one route for one reason.
+#[derive(Debug)]
+struct Writes {
+    count: Counter,
+    bytes: Counter,
+    seconds: Histogram,
+}
+
+#[derive(Debug)]
+struct UnderWay {
+    posted: Instant,
+    span: Span,
+    /// Slots that peers are told of.
+    slots: usize,
+}
+
+impl Telemetry {
+    /// Asks the recorder that is installed now for counters.
+    pub(crate) fn new() -> Self {
+        describe();
+        Self {
+            sending: OneSide::new(Side::Source),
+            receiving: OneSide::new(Side::Destination),
+            received_bytes: counter!(RECEIVED_BYTES),
+            quarantined_slots: gauge!(QUARANTINED_SLOTS),
+            resent_frames: counter!(RESENT_FRAMES),
+            dropped_frames: counter!(DROPPED_FRAMES),
+            state: Mutex::default(),
+        }
+    }
+
+    /// A send has been taken up, by a call that began at `posted`.
+    pub(crate) fn send_begun(&self, ticket: Ticket, tokens: &Range<u64>, posted: Instant) {
+        let RequestKey { request, attempt } = ticket.key;
+        let span = info_span!("send", request, attempt, ?tokens, bytes = Empty, outcome = Empty);
+        self.begun(Handle::Send(ticket), UnderWay { posted, span, slots: 0 });
+    }
+
+    /// A receive into so many slots has been taken up, by a call that began at `posted`.
+    pub(crate) fn receive_begun(&self, key: RequestKey, tokens: &Range<u64>, slots: usize, posted: Instant) {
+        let RequestKey { request, attempt } = key;
+        let span = info_span!("receive", request, attempt, ?tokens, bytes = Empty, outcome = Empty);
+        self.begun(Handle::Receive(key), UnderWay { posted, span, slots });
+    }
+
+    /// The call that posted a request returns, after this long.
+    pub(crate) fn posted(&self, side: Side, elapsed: Duration) {
+        let counters = match side {
+            Side::Source => &self.sending,
+            Side::Destination => &self.receiving,
+        };
+        counters.post_seconds.record(elapsed);
+    }
+
+    /// A send has ended.
+    pub(crate) fn sent(&self, now: Instant, ticket: Ticket, outcome: &Result<Vec<Sent>, RequestError>) {
+        let Some((span, _)) = self.ended(now, Handle::Send(ticket), outcome.as_ref().err()) else { return };
+        let _entered = span.enter();
+        let Ok(parts) = outcome else { return };
+        let mut state = self.state.lock();
+        for Sent { rank, bytes, route, reason, elapsed, .. } in parts {
+            debug!(destination = rank, bytes, %route, %reason, ?elapsed, "sent");
+            let writes = state.writes.entry((*route, *reason)).or_insert_with(|| Writes::new(*route, *reason));
+            writes.add(*bytes, *elapsed);
+        }
+        span.record("bytes", parts.iter().map(|part| part.bytes).sum::<u64>());
+    }
+
+    /// A receive has ended.
+    pub(crate) fn received(&self, now: Instant, key: RequestKey, outcome: &Result<Vec<Received>, RequestError>) {
+        let Some((span, slots)) = self.ended(now, Handle::Receive(key), outcome.as_ref().err()) else { return };
+        self.state.lock().quarantined.insert(key, slots);
+        self.quarantined_slots.increment(count(slots));
+        let _entered = span.enter();
+        let Ok(parts) = outcome else { return };
+        for Received { rank, bytes, elapsed, .. } in parts {
+            debug!(source = rank, bytes, ?elapsed, "received");
+        }
+        let bytes = parts.iter().map(|part| part.bytes).sum::<u64>();
+        self.received_bytes.increment(bytes);
+        span.record("bytes", bytes);
+    }
+
+    /// The slots of a receive are quiet.
+    pub(crate) fn quiet(&self, key: RequestKey) {
+        if let Some(slots) = self.state.lock().quarantined.remove(&key) {
+            self.quarantined_slots.decrement(count(slots));
+        }
+    }
+
+    /// What the state machine asks for because time has passed.
+    pub(crate) fn ticked(&self, actions: &[Action]) {
+        let said_again = |action: &&Action| match action {
+            Action::Say { message, .. } => {
+                matches!(message, Message::Hello(_) | Message::Announce(_) | Message::Want(_) | Message::Done(_))
+            }
+            _ => false,
+        };
+        let frames = actions.iter().filter(said_again).count();
+        if frames > 0 {
+            self.resent_frames.increment(frames as u64);
+        }
+    }
+
+    /// Something came from a peer that is no message.
+    pub(crate) fn dropped_frame(&self) {
+        self.dropped_frames.increment(1);
+    }
+
+    fn side(&self, handle: Handle) -> &OneSide {
+        match handle {
+            Handle::Send(_) => &self.sending,
+            Handle::Receive(_) => &self.receiving,
+        }
+    }
+
+    fn begun(&self, handle: Handle, under_way: UnderWay) {
+        self.side(handle).in_flight.increment(1);
+        self.state.lock().under_way.insert(handle, under_way);
+    }
+
+    /// Counts an end. Returns the request's span, and the slots that it had.
+    fn ended(&self, now: Instant, handle: Handle, error: Option<&RequestError>) -> Option<(Span, usize)> {
+        let UnderWay { posted, span, slots } = self.state.lock().under_way.remove(&handle)?;
+        let counters = self.side(handle);
+        counters.in_flight.decrement(1);
+        let Some(error) = error else {
+            counters.succeeded.increment(1);
+            counters.request_seconds.record(now.saturating_duration_since(posted));
+            span.record("outcome", "succeeded");
+            return Some((span, slots));
+        };
+        let cancelled = error.errors.iter().any(|part| matches!(part.error, TransferError::Cancelled));
+        if cancelled {
+            counters.cancelled.increment(1);
+        } else {
+            counters.failed.increment(1);
+        }
+        span.record("outcome", if cancelled { "cancelled" } else { "failed" });
+        span.in_scope(|| {
+            for part in &error.errors {
+                debug!(peer = part.error.peer().map(tracing::field::display), error = %part, "ended early");
+            }
+        });
+        Some((span, slots))
+    }
+}
+
+impl OneSide {
+    fn new(side: Side) -> Self {
+        let side = match side {
+            Side::Source => "source",
+            Side::Destination => "destination",
+        };
+        Self {
+            succeeded: counter!(REQUESTS, "side" => side, "outcome" => "succeeded"),
+            failed: counter!(REQUESTS, "side" => side, "outcome" => "failed"),
+            cancelled: counter!(REQUESTS, "side" => side, "outcome" => "cancelled"),
+            in_flight: gauge!(REQUESTS_IN_FLIGHT, "side" => side),
+            post_seconds: histogram!(POST_SECONDS, "side" => side),
+            request_seconds: histogram!(REQUEST_SECONDS, "side" => side),
+        }
+    }
+}
+
+impl Writes {
+    fn new(route: Route, reason: RouteReason) -> Self {
+        let (route, reason) = (route.to_string(), reason.to_string());
+        Self {
+            count: counter!(WRITES, "route" => route.clone(), "reason" => reason.clone()),
+            bytes: counter!(SENT_BYTES, "route" => route.clone(), "reason" => reason),
+            seconds: histogram!(WRITE_SECONDS, "route" => route),
+        }
+    }
+
+    fn add(&self, bytes: u64, elapsed: Duration) {
+        self.count.increment(1);
+        self.bytes.increment(bytes);
+        self.seconds.record(elapsed);
+    }
+}
+
+/// Slots of a request, as gauges have it: exact up to 2^53.
+fn count(slots: usize) -> f64 {
+    slots as f64
+}
+
+/// Gives the recorder units and help texts.
+fn describe() {
+    describe_counter!(REQUESTS, Unit::Count, "requests that have ended");
+    describe_gauge!(REQUESTS_IN_FLIGHT, Unit::Count, "requests that are posted and have not ended");
+    describe_histogram!(REQUEST_SECONDS, Unit::Seconds, "from the post of a request to its end, if that was good");
+    describe_histogram!(POST_SECONDS, Unit::Seconds, "how long the call that posts a request took");
+    describe_counter!(SENT_BYTES, Unit::Bytes, "bytes written to destinations, by their own count");
+    describe_counter!(WRITES, Unit::Count, "parts of sends, each to one destination rank, that ended well");
+    describe_histogram!(WRITE_SECONDS, Unit::Seconds, "how long such a part took on the wire");
+    describe_counter!(RECEIVED_BYTES, Unit::Bytes, "bytes that sources have written here, by this rank's own count");
+    describe_gauge!(QUARANTINED_SLOTS, Unit::Count, "slots of ended receives that somebody may still write to");
+    describe_counter!(RESENT_FRAMES, Unit::Count, "frames said again because no answer came in time");
+    describe_counter!(DROPPED_FRAMES, Unit::Count, "frames from peers that were no frames or no messages");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use kvferry_wire::Status;
+    use metrics_util::MetricKind;
+    use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+
+    use super::*;
+    use crate::core::LinkId;
+    use crate::error::{PartError, PeerName, Phase};
+    use crate::report::Times;
+
+    const POSTED: Duration = Duration::from_micros(10);
+    const TOTAL: Duration = Duration::from_millis(5);
+
+    fn key(request: u64) -> RequestKey {
+        RequestKey { request, attempt: 0 }
+    }
+
+    fn ticket(request: u64) -> Ticket {
+        Ticket { link: LinkId(0), key: key(request) }
+    }
+
+    fn part(rank: u32, bytes: u64, route: Route) -> Sent {
+        let (reason, elapsed, times) = (RouteReason::Forced, Duration::from_millis(2), Times::default());
+        Sent { rank, rows: 1, pieces: 1, runs: 1, bytes, route, reason, elapsed, times }
+    }
+
+    fn error(request: u64, error: TransferError) -> RequestError {
+        RequestError { key: key(request), errors: vec![PartError { epoch: 1, phase: Phase::Moving, error }] }
+    }
+
+    /// Everything that was recorded, by name and labels.
+    fn record(work: impl FnOnce(&Telemetry)) -> BTreeMap<String, DebugValue> {
+        let recorder = DebuggingRecorder::new();
+        let snapshotter = recorder.snapshotter();
+        metrics::with_local_recorder(&recorder, || work(&Telemetry::new()));
+        let recorded = snapshotter.snapshot().into_vec().into_iter();
+        let named = recorded.map(|(key, unit, help, value)| {
+            let (kind, key) = key.into_parts();
+            assert!(unit.is_some() && help.is_some(), "{key} is not described");
+            assert_eq!(kind == MetricKind::Counter, key.name().ends_with("_total"), "{key}");
+            let labels: Vec<String> = key.labels().map(|label| format!(" {}={}", label.key(), label.value())).collect();
+            (format!("{}{}", key.name(), labels.concat()), value)
+        });
+        named.collect()
+    }
+
+    fn check(recorded: &BTreeMap<String, DebugValue>, name: &str, expected: &DebugValue) {
+        let found = recorded.get(name).unwrap_or_else(|| panic!("{name}: {:?}", recorded.keys()));
+        assert_eq!(found, expected, "{name}");
+    }
+
+    fn seconds(durations: &[Duration]) -> DebugValue {
+        DebugValue::Histogram(durations.iter().map(|duration| duration.as_secs_f64().into()).collect())
+    }
+
+    #[test]
+    fn requests_are_counted_by_side_outcome_route_and_reason() {
+        let now = Instant::now();
+        let end = now + TOTAL;
+        let peer = PeerName { side: Side::Source, rank: 3 };
+        let lost = TransferError::Lost { peer, moved: 0, expected: 9, source: Status::ERR_CONNECTION_RESET };
+        let recorded = record(|telemetry| {
+            for request in 0..4 {
+                telemetry.send_begun(ticket(request), &(0..32), now);
+                telemetry.posted(Side::Source, POSTED);
+            }
+            telemetry.sent(end, ticket(0), &Ok(vec![part(0, 100, Route::Direct), part(1, 20, Route::Staged)]));
+            telemetry.sent(end, ticket(1), &Ok(vec![part(0, 3, Route::Direct)]));
+            telemetry.sent(end, ticket(1), &Ok(vec![part(0, 9, Route::Direct)]));
+            telemetry.sent(end, ticket(2), &Err(error(2, TransferError::Cancelled)));
+
+            telemetry.receive_begun(key(7), &(0..32), 2, now);
+            telemetry.received(end, key(7), &Err(error(7, lost)));
+            telemetry.receive_begun(key(8), &(0..32), 2, now);
+            let received = Received { rank: 0, rows: 1, bytes: 50, elapsed: TOTAL, note: Vec::new() };
+            telemetry.received(end, key(8), &Ok(vec![received.clone(), received]));
+            telemetry.dropped_frame();
+        });
+        for (name, expected) in [
+            ("kvferry_requests_total side=source outcome=succeeded", 2),
+            ("kvferry_requests_total side=source outcome=failed", 0),
+            ("kvferry_requests_total side=source outcome=cancelled", 1),
+            ("kvferry_requests_total side=destination outcome=succeeded", 1),
+            ("kvferry_requests_total side=destination outcome=failed", 1),
+            ("kvferry_sent_bytes_total route=direct reason=the options ask for it", 103),
+            ("kvferry_sent_bytes_total route=staged reason=the options ask for it", 20),
+            ("kvferry_writes_total route=direct reason=the options ask for it", 2),
+            ("kvferry_received_bytes_total", 100),
+            ("kvferry_dropped_frames_total", 1),
+        ] {
+            check(&recorded, name, &DebugValue::Counter(expected));
+        }
+        check(&recorded, "kvferry_requests_in_flight side=source", &DebugValue::Gauge(1.0.into()));
+        check(&recorded, "kvferry_requests_in_flight side=destination", &DebugValue::Gauge(0.0.into()));
+        check(&recorded, "kvferry_post_seconds side=source", &seconds(&[POSTED; 4]));
+        check(&recorded, "kvferry_request_seconds side=source", &seconds(&[TOTAL; 2]));
+        check(&recorded, "kvferry_request_seconds side=destination", &seconds(&[TOTAL]));
+        check(&recorded, "kvferry_write_seconds route=direct", &seconds(&[Duration::from_millis(2); 2]));
+    }
+
+    #[test]
+    fn slots_are_quarantined_from_the_end_of_a_request_until_they_are_quiet() {
+        let now = Instant::now();
+        let after = |quiet: &[u64]| {
+            let mut recorded = record(|telemetry| {
+                for (request, slots) in [(1, 10), (2, 7), (3, 5)] {
+                    telemetry.receive_begun(key(request), &(0..32), slots, now);
+                }
+                telemetry.received(now, key(1), &Err(error(1, TransferError::Cancelled)));
+                telemetry.received(now, key(2), &Err(error(2, TransferError::Cancelled)));
+                quiet.iter().for_each(|request| telemetry.quiet(key(*request)));
+            });
+            recorded.remove("kvferry_quarantined_slots")
+        };
+        assert_eq!(after(&[]), Some(DebugValue::Gauge(17.0.into())));
+        assert_eq!(after(&[1, 1, 3]), Some(DebugValue::Gauge(7.0.into())));
+        assert_eq!(after(&[2, 1]), Some(DebugValue::Gauge(0.0.into())));
+    }
+
+    #[test]
+    fn only_what_is_said_again_counts_as_resent() {
+        let say = |message| Action::Say { epoch: 1, message };
+        let recorded = record(|telemetry| {
+            let welcome = Message::Welcome(crate::message::CallId(1));
+            telemetry.ticked(&[say(Message::Announce(key(1))), say(welcome), Action::Forget { epoch: 1 }]);
+            telemetry.ticked(&[say(Message::Announce(key(1)))]);
+        });
+        check(&recorded, "kvferry_resent_frames_total", &DebugValue::Counter(2));
+    }
+}

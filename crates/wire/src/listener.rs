@@ -1,0 +1,47 @@
+//! Who hears what happens on the progress thread.
+
+use std::cell::RefCell;
+use std::fmt;
+
+use crossbeam::channel::Sender;
+
+use crate::event::Event;
+
+pub(crate) enum Listener {
+    /// A queue that the owner empties when it likes.
+    Queue(Sender<Event>),
+    /// Called where it happens, which saves waking another thread.
+    Handler(RefCell<Box<dyn FnMut(Event) + Send>>),
+    /// Nobody.
+    Gone,
+}
+
+impl Listener {
+    pub(crate) fn tell(&self, event: Event) {
+        match self {
+            // The owner may have dropped the events before the worker: then nobody is left to be told.
+            Self::Queue(events) => drop(events.send(event)),
+            // Never entered twice: it is called by the progress thread alone, and has no way back into it.
+            Self::Handler(handler) => handler.borrow_mut()(event),
+            Self::Gone => {}
+        }
+    }
+
+    /// Events that wait to be heard.
+    pub(crate) fn backlog(&self) -> usize {
+        match self {
+            Self::Queue(events) => events.len(),
+            Self::Handler(_) | Self::Gone => 0,
+        }
+    }
+}
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Queue(_) => "Queue",
+            Self::Handler(_) => "Handler",
+            Self::Gone => "Gone",
+        })
+    }
+}
