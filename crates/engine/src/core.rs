@@ -177,6 +177,8 @@ pub(crate) struct Core {
     unsettled: Recent<(u64, Serial), ()>,
     doubtful: Recent<u64, ()>,
     timers: Timers,
+    /// Messages that were said again because they had not been answered.
+    resent: u64,
     next_put: u64,
     next_serial: u64,
     next_call: u64,
@@ -199,6 +201,7 @@ impl Core {
             unsettled: Recent::default(),
             doubtful: Recent::default(),
             timers: Timers::default(),
+            resent: 0,
             next_put: 0,
             next_serial: 0,
             next_call: 0,
@@ -248,6 +251,11 @@ impl Core {
             });
         }
         actions
+    }
+
+    /// Messages that were said again because they had not been answered.
+    pub(crate) fn resent(&self) -> u64 {
+        self.resent
     }
 
     /// Ends everything: the engine goes away. It says goodbye where it has nothing in flight.

@@ -423,6 +423,12 @@ impl Engine {
         quarantined.map(|quarantined| Quarantine::new(now, pools, quarantined)).collect()
     }
 
+    /// Messages that were sent again because they had not been answered in time. On a healthy network with patient ranks few.
+    #[must_use]
+    pub fn resent_messages(&self) -> u64 {
+        self.shared.lock().core.resent()
+    }
+
     fn id_of(&self, link: Link) -> Result<LinkId, PostError> {
         if link.engine == self.shared.worker().epoch() { Ok(link.id) } else { Err(PostError::NoLink) }
     }
