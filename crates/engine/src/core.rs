@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use kvferry_match::{Assignment, Plan, Side, Template};
 
-use crate::error::{ConnectError, PartError, Phase, PostError, RequestError, TransferError};
+use crate::error::{ConnectError, PartError, PeerName, Phase, PostError, RequestError, TransferError};
 use crate::message::{Hello, Message, PartCheck, Refusal, RequestKey, Serial};
 use crate::report::{Received, Sent};
 use handshake::LinkState;
@@ -290,6 +290,12 @@ impl Core {
             Some(peer) => Err(PostError::Lost(peer.name)),
             None => Ok(link.peers.clone()),
         }
+    }
+
+    /// The peers of a link.
+    pub(crate) fn members(&self, link: LinkId) -> Vec<(u64, PeerName)> {
+        let members = self.links.get(&link).map(|state| &state.peers[..]).unwrap_or_default();
+        members.iter().filter_map(|epoch| Some((*epoch, self.peers.get(epoch)?.name))).collect()
     }
 
     /// Which side of the link to a peer this engine is.
