@@ -73,7 +73,7 @@ impl WirePeer {
             remote_base: 0,
             remote_slot_stride: PROBE_BYTES,
             pieces: [piece].into(),
-            pairs: vec![SlotPair { local: 0, remote: 0 }],
+            pairs: Arc::new([SlotPair { local: 0, remote: 0 }]),
         })
     }
 

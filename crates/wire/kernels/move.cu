@@ -12,9 +12,10 @@
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-#define UNIT_BYTES 1024u
+#define UNIT_BYTES 512u
 #define LANES 8u
-#define IN_FLIGHT 8u
+#define GROUPS (32u / LANES)
+#define IN_FLIGHT 4u
 #define NEAR_ENTRIES 1024u // whose first units a block keeps in shared memory, where they are searched
 #define INLINE_BYTES 768u
 
@@ -69,16 +70,16 @@ static __device__ __forceinline__ u32 divide(u32 number, const Divisor &by) {
     return by.multiplier == 0 ? number : __umulhi(number, by.multiplier) >> by.shift;
 }
 
-// Copies the words first .. first + count of the piece's stream, lane by lane. Loads are in flight together.
-template <typename Word>
+// Copies the words first .. first + count of the piece's stream, `Lanes` lanes at a time. Loads are in flight together.
+template <typename Word, u32 Lanes>
 static __device__ __forceinline__ void copy(const Entry &entry, u64 from, u64 to, u64 slab, u32 mode, u32 first, u32 count,
                                             u32 lane) {
-    for (u32 base = lane; base < count; base += LANES * IN_FLIGHT) {
+    for (u32 base = lane; base < count; base += Lanes * IN_FLIGHT) {
         Word words[IN_FLIGHT];
         u64 targets[IN_FLIGHT];
 #pragma unroll
         for (u32 i = 0; i < IN_FLIGHT; i++) {
-            const u32 word = base + i * LANES;
+            const u32 word = base + i * Lanes;
             if (word < count) {
                 const u32 run = divide(first + word, entry.run_words);
                 const u64 within = (u64)(first + word - run * entry.run_words.value) * sizeof(Word);
@@ -94,15 +95,35 @@ static __device__ __forceinline__ void copy(const Entry &entry, u64 from, u64 to
         }
 #pragma unroll
         for (u32 i = 0; i < IN_FLIGHT; i++) {
-            if (base + i * LANES < count) __stcs((Word *)targets[i], words[i]);
+            if (base + i * Lanes < count) __stcs((Word *)targets[i], words[i]);
         }
     }
 }
 
-// Copies one unit, of the job's `nth`.
-static __device__ __forceinline__ void move_unit(const Job &job, const Set *sets, const Pair *pairs, const u32 *starts, u32 nth,
-                                                 u32 lane) {
-    const u32 unit = job.first + nth;
+// The same, in the words of the entry.
+template <u32 Lanes>
+static __device__ __forceinline__ void copy_units(const Job &job, const Entry &entry, const Pair &pair, u32 nth, u32 in_entry,
+                                                  u32 units, u32 lane) {
+    const u64 from = entry.from + pair.from * entry.from_slot;
+    const u64 to = entry.to + pair.to * entry.to_slot;
+    const u64 slab = job.slab + (u64)nth * UNIT_BYTES;
+    const u32 unit_words = UNIT_BYTES >> entry.width_log2;
+    const u32 first = in_entry * unit_words;
+    const u32 count = min(units * unit_words, entry.words - first);
+    switch (entry.width_log2) {
+    case 4: copy<uint4, Lanes>(entry, from, to, slab, job.mode, first, count, lane); break;
+    case 3: copy<uint2, Lanes>(entry, from, to, slab, job.mode, first, count, lane); break;
+    case 2: copy<u32, Lanes>(entry, from, to, slab, job.mode, first, count, lane); break;
+    default: copy<unsigned char, Lanes>(entry, from, to, slab, job.mode, first, count, lane); break;
+    }
+}
+
+// Copies the units nth .. nth + GROUPS of the job, as far as they are before `end`: by a warp.
+static __device__ __forceinline__ void move_units(const Job &job, const Set *sets, const Pair *pairs, const u32 *starts, u32 nth,
+                                                  u32 end, u32 in_warp) {
+    const u32 group = in_warp / LANES;
+    const bool active = nth + group < end;
+    const u32 unit = job.first + nth + (active ? group : 0);
     u32 set_index = 0;
     while (set_index + 1 < job.set_count && sets[set_index + 1].first_unit <= unit) set_index++;
     const Set set = sets[set_index];
@@ -117,21 +138,18 @@ static __device__ __forceinline__ void move_unit(const Job &job, const Set *sets
         if (starts[middle] <= in_pair) low = middle;
         else high = middle;
     }
-    const Entry entry = job.entries[low]; // into registers: the stores below could be to anything
     const u32 in_entry = in_pair - starts[low];
-    const Pair pair = pairs[set.first_pair + pair_index];
-    const u64 from = entry.from + pair.from * entry.from_slot;
-    const u64 to = entry.to + pair.to * entry.to_slot;
-    const u64 slab = job.slab + (u64)nth * UNIT_BYTES;
-
-    const u32 unit_words = UNIT_BYTES >> entry.width_log2;
-    const u32 first = in_entry * unit_words;
-    const u32 count = min(unit_words, entry.words - first);
-    switch (entry.width_log2) {
-    case 4: copy<uint4>(entry, from, to, slab, job.mode, first, count, lane); break;
-    case 3: copy<uint2>(entry, from, to, slab, job.mode, first, count, lane); break;
-    case 2: copy<u32>(entry, from, to, slab, job.mode, first, count, lane); break;
-    default: copy<unsigned char>(entry, from, to, slab, job.mode, first, count, lane); break;
+    const u32 pair_place = set.first_pair + pair_index;
+    const Entry entry = job.entries[low]; // into registers: the stores below could be to anything
+    const Pair pair = pairs[pair_place];
+    const u32 every = 0xffffffff;
+    const u32 first_low = __shfl_sync(every, low, 0), first_pair = __shfl_sync(every, pair_place, 0);
+    const u32 first_in_entry = __shfl_sync(every, in_entry, 0);
+    if (__all_sync(every, active && low == first_low && pair_place == first_pair)) {
+        // One stretch of one stream: whole warps make longer packets of it.
+        copy_units<32>(job, entry, pair, nth, first_in_entry, GROUPS, in_warp);
+    } else if (active) {
+        copy_units<LANES>(job, entry, pair, nth + group, in_entry, 1, in_warp % LANES);
     }
 }
 
@@ -145,7 +163,6 @@ extern "C" __global__ void __launch_bounds__(512, 1) kvferry_move(const __grid_c
         __syncthreads();
         starts = near;
     }
-    const u32 lane = threadIdx.x % LANES;
     const u32 warps = gridDim.x * blockDim.x / 32;
     const u32 in_warp = threadIdx.x % 32;
     const u32 tiles = (job.count + job.tile - 1) / job.tile;
@@ -155,8 +172,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) kvferry_move(const __grid_c
         u32 next = tiles;
         if (tiles > warps && in_warp == 0) next = warps + atomicAdd(&job.progress[0], 1);
         const u32 end = min(job.count, (tile + 1) * job.tile);
-        for (u32 nth = tile * job.tile + in_warp / LANES; nth < end; nth += 32 / LANES) 
-            move_unit(job, sets, pairs, starts, nth, lane);
+        for (u32 nth = tile * job.tile; nth < end; nth += GROUPS) move_units(job, sets, pairs, starts, nth, end, in_warp);
         tile = __shfl_sync(0xffffffff, next, 0);
     }
     if (tiles <= warps) return;

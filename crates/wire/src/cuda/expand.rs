@@ -6,7 +6,7 @@ use zerocopy::{Immutable, IntoBytes};
 use crate::pieces::{Piece, Shape, Span};
 
 /// Bytes of a piece, for one pair of slots, that one group of lanes copies at a time. The width of a slab's places.
-pub(crate) const UNIT_BYTES: u64 = 1024;
+pub(crate) const UNIT_BYTES: u64 = 512;
 
 /// Numbers that a [`Divisor`] divides are below.
 const NUMBERS_MAX: u64 = 1 << 31;
@@ -405,11 +405,11 @@ mod tests {
         assert_eq!(one_piece((1 << 32) + 1, 1), None);
         let piece = Piece { local_offset: 0, remote_offset: 0, run_bytes: 1 << 20, dims: [Dim::ONE; 2] };
         let span = Span { base: 0, slot_stride: 0, region_bytes: u64::MAX };
-        let pairs: Arc<[SlotPair]> = vec![SlotPair { local: 0, remote: 0 }; 1 << 21].into();
+        let pairs: Arc<[SlotPair]> = vec![SlotPair { local: 0, remote: 0 }; 1 << 20].into();
         let shape = Shape { local: span, remote: span, pieces: Arc::new([piece]), pairs };
         let expansion = expand(Mode::Direct, &[Placed { shape: &shape, from: 0, to: 0, set: 0 }]).unwrap();
-        assert!(expansion.number(&[1 << 20]).is_some());
-        assert!(expansion.number(&[1 << 21]).is_none());
+        assert!(expansion.number(&[1 << 19]).is_some());
+        assert!(expansion.number(&[1 << 20]).is_none());
         assert_eq!(count_units([&shape]), None);
     }
 }

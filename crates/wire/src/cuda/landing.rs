@@ -36,7 +36,7 @@ const GATHERING_MAX: usize = 8;
 const STAGED_MAX: usize = 8;
 
 /// A chunk of a slab is a quarter of the transfer, so that gathering and scattering overlap, but not less than this.
-const CHUNK_UNITS_MIN: u32 = 2048;
+const CHUNK_UNITS_MIN: u32 = 4096;
 
 /// A peer's slab, mapped here.
 #[derive(Clone, Debug)]

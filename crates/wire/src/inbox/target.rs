@@ -247,9 +247,10 @@ impl Inbox {
         self.scatter_turns.retain(|other| *other != peer);
     }
 
-    /// Whether a worker of this epoch has a connection here.
+    /// Whether a worker of this epoch has a connection here, or the GPU is still scattering what it had sent.
     pub(crate) fn knows(&self, epoch: u64) -> bool {
         self.connections.keys().any(|peer| peer.epoch == epoch)
+            || self.scattering.iter().any(|pending| pending.peer.epoch == epoch)
     }
 
     /// The next bytes of a description. When it is complete it is checked, and refused or taken.

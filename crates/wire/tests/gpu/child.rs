@@ -1,6 +1,5 @@
 //! The other process: this test binary again, which runs nothing but [`serve`].
 
-use std::ffi::{c_int, c_void};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
@@ -9,6 +8,8 @@ use kvferry_wire::{Context, ContextOptions, CudaOptions, Region, RegionCard, Wor
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
+
+use crate::framework::Framework;
 
 /// Set in the other process, to what it is to be.
 const VARIABLE: &str = "KVFERRY_TEST_TARGET";
@@ -187,27 +188,10 @@ fn serve() {
     }
 }
 
-/// Memory of `cuMemAlloc`, as a framework has it: through the driver, in the primary context, which the library has made.
+/// Memory of `cuMemAlloc`, as a framework has it.
 fn callers(context: &Context, bytes: u64) -> Region {
-    type Retain = unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int;
-    type SetCurrent = unsafe extern "C" fn(*mut c_void) -> c_int;
-    type Allocate = unsafe extern "C" fn(*mut u64, usize) -> c_int;
     let device = serde_json::from_str::<Setup>(&std::env::var(VARIABLE).unwrap()).unwrap().device;
-    let (mut primary, mut base) = (std::ptr::null_mut(), 0);
-    // SAFETY: the driver is loaded by now.
-    let driver = unsafe { libloading::Library::new("libcuda.so.1") }.unwrap();
-    // SAFETY: the signature is that of `cuda.h`, here and below.
-    let retain = unsafe { driver.get::<Retain>("cuDevicePrimaryCtxRetain") }.unwrap();
-    // SAFETY: as above.
-    let set_current = unsafe { driver.get::<SetCurrent>("cuCtxSetCurrent") }.unwrap();
-    // SAFETY: as above.
-    let allocate = unsafe { driver.get::<Allocate>("cuMemAlloc_v2") }.unwrap();
-    // SAFETY: `primary` receives the context.
-    assert_eq!(unsafe { retain(&raw mut primary, device as c_int) }, 0);
-    // SAFETY: the context is retained, and never released.
-    assert_eq!(unsafe { set_current(primary) }, 0);
-    // SAFETY: `base` receives the address.
-    assert_eq!(unsafe { allocate(&raw mut base, bytes as usize) }, 0);
+    let base = Framework::on(device).allocate(bytes);
     // SAFETY: the memory is never freed.
     unsafe { context.register_device(base, bytes, Arc::new(())) }.unwrap()
 }

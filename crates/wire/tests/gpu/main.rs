@@ -8,6 +8,7 @@
 
 mod child;
 mod end;
+mod framework;
 mod killed;
 mod plan;
 mod right;

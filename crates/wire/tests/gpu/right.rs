@@ -1,9 +1,12 @@
 //! What arrives is what left, and nothing else changes.
 
-use kvferry_wire::{Context, PutError, Route, RouteReason, TransferId};
+use std::sync::Arc;
+
+use kvferry_wire::{Context, CudaEvent, PutError, Route, RouteReason, TransferId};
 
 use crate::child::{Kind, Setup, Target, descriptors};
 use crate::end::{End, pattern};
+use crate::framework::Framework;
 use crate::plan::{Random, Shape, random};
 
 const BYTES: u64 = 4 << 20;
@@ -112,6 +115,58 @@ fn staged_through_host_memory() {
     assert_eq!((stats.route, stats.reason), (Route::Staged, RouteReason::GpuNotMapped));
     check_sizes(&end, &mut target);
     check_random(&end, &mut target, 2);
+}
+
+/// What the caller's stream has yet to write is what arrives, though nobody waits for it on the host.
+#[test]
+#[ignore = "needs CUDA"]
+fn nothing_is_read_before_the_callers_event() {
+    for route in [Route::Direct, Route::Landing] {
+        let mut target = Target::start(&Setup::new(BYTES));
+        let end = End::start(Some(route), None, BYTES);
+        let busy = end.context.allocate_device(1 << 30).unwrap();
+        let (endpoint, remote) = end.connect(&target);
+        let framework = Framework::on(0);
+        let stream = framework.stream();
+        for _ in 0..200 {
+            framework.fill(stream, busy.base(), busy.bytes(), 1); // a quarter of a millisecond each
+        }
+        framework.fill(stream, end.pool.base(), BYTES, 0x77);
+        // SAFETY: the event is recorded, and never destroyed.
+        let ready = unsafe { CudaEvent::new(framework.event(stream), Arc::new(())) };
+        let part = Shape::blocks(4096, (BYTES / 4096) as u32, &mut Random(3)).part(&end.pool, remote);
+        end.worker.put_when(endpoint, TransferId(1), vec![part], ready).unwrap();
+        end.done().unwrap();
+        assert!(target.holds(&vec![0x77; BYTES as usize]), "{route}");
+    }
+}
+
+/// A transfer that is given up ends when nothing of it can be written any more, one way or the other.
+#[test]
+#[ignore = "needs CUDA"]
+fn what_is_cancelled_is_over() {
+    for (route, transports) in [(Route::Direct, None), (Route::Landing, None), (Route::Staged, Some("tcp"))] {
+        let bytes = 64 << 20;
+        let transports_of_target = transports.map(str::to_owned);
+        let mut target = Target::start(&Setup { transports: transports_of_target, ..Setup::new(bytes) });
+        let end = End::start(Some(route), transports, bytes);
+        let (endpoint, remote) = end.connect(&target);
+        let shape = Shape::blocks(4096, (bytes / 4096) as u32, &mut Random(4));
+        for round in 0..20 {
+            end.worker.put(endpoint, TransferId(round), vec![shape.part(&end.pool, remote)]).unwrap();
+            std::thread::sleep(std::time::Duration::from_micros(50 * round));
+            end.worker.cancel(TransferId(round)).unwrap();
+            let ended = end.done();
+            assert!(matches!(ended, Ok(_) | Err(PutError::Cancelled)), "{route}: {ended:?}");
+            target.fill(0xee);
+            assert!(target.holds(&vec![0xee; bytes as usize]), "{route}: something was written after the end");
+        }
+        // And the slab, or the inbox, has all its chunks again.
+        end.put(endpoint, vec![shape.part(&end.pool, remote)]).unwrap();
+        let mut expected = vec![0; bytes as usize];
+        shape.apply(&pattern(bytes), &mut expected);
+        assert!(target.holds(&expected), "{route}");
+    }
 }
 
 /// A slab of few small chunks: every credit is used again and again.

@@ -1,0 +1,66 @@
+//! What a framework in the same process does: memory, streams and events of its own, in the GPU's primary context.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::ptr;
+
+/// The driver, with the primary context current on this thread.
+pub(crate) struct Framework(libloading::Library);
+
+impl Framework {
+    pub(crate) fn on(device: u32) -> Self {
+        // SAFETY: the driver is loaded by now.
+        let framework = Self(unsafe { libloading::Library::new("libcuda.so.1") }.unwrap());
+        let mut primary: *mut c_void = ptr::null_mut();
+        let retain =
+            framework.find::<unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int>("cuDevicePrimaryCtxRetain");
+        // SAFETY: `primary` receives the context, which is never released.
+        assert_eq!(unsafe { retain(&raw mut primary, device as c_int) }, 0);
+        let set_current = framework.find::<unsafe extern "C" fn(*mut c_void) -> c_int>("cuCtxSetCurrent");
+        // SAFETY: the context is retained.
+        assert_eq!(unsafe { set_current(primary) }, 0);
+        framework
+    }
+
+    /// `T` is the signature that `cuda.h` gives the function.
+    fn find<T: Copy>(&self, name: &str) -> T {
+        // SAFETY: the callers are in this file and give the right signatures.
+        *unsafe { self.0.get::<T>(name.as_bytes()) }.unwrap()
+    }
+
+    /// Memory that is never freed.
+    pub(crate) fn allocate(&self, bytes: u64) -> u64 {
+        let mut base = 0;
+        let allocate = self.find::<unsafe extern "C" fn(*mut u64, usize) -> c_int>("cuMemAlloc_v2");
+        // SAFETY: `base` receives the address.
+        assert_eq!(unsafe { allocate(&raw mut base, bytes as usize) }, 0);
+        base
+    }
+
+    /// A stream that waits for no other.
+    pub(crate) fn stream(&self) -> *mut c_void {
+        let mut stream = ptr::null_mut();
+        let create = self.find::<unsafe extern "C" fn(*mut *mut c_void, c_uint) -> c_int>("cuStreamCreate");
+        // SAFETY: `stream` receives the stream.
+        assert_eq!(unsafe { create(&raw mut stream, 1) }, 0);
+        stream
+    }
+
+    /// Fills memory in the order of the stream.
+    pub(crate) fn fill(&self, stream: *mut c_void, base: u64, bytes: u64, value: u8) {
+        let fill = self.find::<unsafe extern "C" fn(u64, u8, usize, *mut c_void) -> c_int>("cuMemsetD8Async");
+        // SAFETY: the range is the caller's.
+        assert_eq!(unsafe { fill(base, value, bytes as usize, stream) }, 0);
+    }
+
+    /// An event, recorded now.
+    pub(crate) fn event(&self, stream: *mut c_void) -> *mut c_void {
+        let mut event = ptr::null_mut();
+        let create = self.find::<unsafe extern "C" fn(*mut *mut c_void, c_uint) -> c_int>("cuEventCreate");
+        // SAFETY: `event` receives the event.
+        assert_eq!(unsafe { create(&raw mut event, 2) }, 0);
+        let record = self.find::<unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int>("cuEventRecord");
+        // SAFETY: both are live.
+        assert_eq!(unsafe { record(event, stream) }, 0);
+        event
+    }
+}
