@@ -17,6 +17,8 @@ mod simulation;
 #[cfg(test)]
 mod tests;
 mod timers;
+mod wanting;
+mod writing;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};

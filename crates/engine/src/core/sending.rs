@@ -8,20 +8,15 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvferry_match::{BlockMap, Chunk, Plan, Side, TemplateError};
-use kvferry_wire::{PutError, Status, TransferStats};
+use kvferry_match::{BlockMap, Side};
+use kvferry_wire::Status;
 
-use super::outgoing::{Outgoing, Put, State};
-use super::peers::blocks;
+use super::outgoing::{Outgoing, State};
 use super::timers::Subject;
-use super::{Action, Core, Handle, PutId, Resend, Ticket, say};
+use super::{Action, Core, Handle, Resend, Ticket, say};
 use crate::error::{PartError, Phase, PostError, PushError, RequestError, TransferError};
-use crate::message::{About, Message, Moved, PartCheck, Refusal, Refused, RequestKey, Serial, Stopped, Want};
+use crate::message::{About, Message, Refusal, Refused, RequestKey};
 use crate::report::Sent;
-
-/// Receives that one peer may post ahead of the sends that serve them, and the blocks that they may name together.
-const WANTS_MAX: usize = 1 << 16;
-const WANTED_BLOCKS_MAX: usize = 1 << 22;
 
 /// Bytes that a sender's user may add to the last part.
 pub(crate) const NOTE_BYTES_MAX: usize = 4096;
@@ -42,16 +37,16 @@ pub struct PartSpec {
 /// A send with the part of each destination, by epoch.
 #[derive(Debug)]
 pub(super) struct Sending {
-    tokens: Range<u64>,
-    block_maps: Arc<[BlockMap]>,
-    pushed: Vec<Pushed>,
+    pub(super) tokens: Range<u64>,
+    pub(super) block_maps: Arc<[BlockMap]>,
+    pub(super) pushed: Vec<Pushed>,
     /// The chunk whose layers are being pushed, and the layer that comes next.
     open_chunk: Option<(Range<u64>, u32)>,
     /// The last part has been pushed.
-    complete: bool,
-    note: Vec<u8>,
-    posted: Instant,
-    parts: BTreeMap<u64, Outgoing>,
+    pub(super) complete: bool,
+    pub(super) note: Vec<u8>,
+    pub(super) posted: Instant,
+    pub(super) parts: BTreeMap<u64, Outgoing>,
     /// The outcome is known.
     pub(super) ended: bool,
     reason: Refusal,
@@ -60,11 +55,11 @@ pub(super) struct Sending {
 }
 
 #[derive(Debug)]
-struct Pushed {
-    tokens: Range<u64>,
-    layers: Option<Range<u32>>,
-    block_maps: Arc<[BlockMap]>,
-    ready: bool,
+pub(super) struct Pushed {
+    pub(super) tokens: Range<u64>,
+    pub(super) layers: Option<Range<u32>>,
+    pub(super) block_maps: Arc<[BlockMap]>,
+    pub(super) ready: bool,
 }
 
 impl Sending {
@@ -219,317 +214,8 @@ impl Core {
         actions
     }
 
-    fn destinations(&self, ticket: Ticket) -> Vec<u64> {
+    pub(super) fn destinations(&self, ticket: Ticket) -> Vec<u64> {
         self.sends.get(&ticket).map(|send| send.parts.keys().copied().collect()).unwrap_or_default()
-    }
-
-    pub(super) fn want(&mut self, now: Instant, epoch: u64, want: Want) -> Vec<Action> {
-        let about = want.about;
-        let Some(peer) = self.peer_on(epoch, Side::Destination) else { return Vec::new() };
-        // Before its greeting an old want cannot be told from a new one.
-        if peer.call.is_none() || !peer.can_hear() {
-            return Vec::new();
-        }
-        let ticket = Ticket { link: peer.link, key: about.key };
-        if let Some(part) = self.sends.get(&ticket).and_then(|send| send.parts.get(&epoch))
-            && part.about() == Some(about)
-        {
-            let again = part.question(about.key, &self.sends[&ticket].note).unwrap_or(Message::Got(about));
-            return vec![say(epoch, again)];
-        }
-        let settled = self.is_settled(epoch, about.serial);
-        let nack = |reason| vec![say(epoch, Message::Stopped(Stopped { about, reason, settled }))];
-        let reason = self.sent.get(&ticket).copied();
-        let Some(peer) = self.peer_on(epoch, Side::Destination) else { return Vec::new() };
-        let known = peer.destination.wants.get(&about.key).is_some_and(|want| want.about == about);
-        if !known && peer.destination.is_finished(about.serial) {
-            return nack(reason.unwrap_or(Refusal::Unknown));
-        }
-        match peer.destination.wants.get(&about.key).map(|earlier| earlier.about.serial) {
-            Some(serial) if serial == about.serial => return vec![say(epoch, Message::Got(about))],
-            Some(serial) if serial > about.serial => return nack(Refusal::Unknown),
-            Some(serial) => {
-                peer.destination.take_want(&about.key);
-                peer.destination.finish(serial);
-            }
-            None => {}
-        }
-        // A send that ended, or that serves another want of the destination's, serves no other.
-        let busy = self.sends.get(&ticket).is_some_and(|send| {
-            send.ended || send.parts.get(&epoch).is_none_or(|part| part.want.is_some() || part.is_over())
-        });
-        let Some(peer) = self.peer_on(epoch, Side::Destination) else { return Vec::new() };
-        let state = &mut peer.destination;
-        let refusal = if state.wants.len() >= WANTS_MAX || state.wanted_blocks + blocks(&want) > WANTED_BLOCKS_MAX {
-            Some(Refusal::TooMany)
-        } else if busy {
-            Some(Refusal::Failed)
-        } else {
-            reason
-        };
-        if let Some(refusal) = refusal {
-            state.finish(about.serial);
-            return nack(refusal);
-        }
-        state.wanted_blocks += blocks(&want);
-        state.wants.insert(about.key, Arc::new(want));
-        let mut actions = vec![say(epoch, Message::Got(about))];
-        actions.extend(self.advance(now, ticket, epoch));
-        actions
-    }
-
-    pub(super) fn want_cancelled(&mut self, now: Instant, epoch: u64, about: About) -> Vec<Action> {
-        let Some(peer) = self.peer_on(epoch, Side::Destination) else { return Vec::new() };
-        let ticket = Ticket { link: peer.link, key: about.key };
-        let (name, source) = (peer.name, Refusal::Cancelled);
-        peer.destination.over.insert(about.key, ());
-        let note = self.sends.get(&ticket).map(|send| send.note.clone()).unwrap_or_default();
-        let part = self.sends.get(&ticket).and_then(|send| send.parts.get(&epoch));
-        match part {
-            Some(part) if part.about() == Some(about) => match part.state {
-                State::Open => {
-                    let error =
-                        PartError { epoch, phase: part.phase(), error: TransferError::Refused { peer: name, source } };
-                    return self.stop_part(now, ticket, epoch, Refusal::Cancelled, Some(error));
-                }
-                State::Reporting | State::Stopping { tell: true, .. } => {
-                    return part.question(about.key, &note).map(|again| say(epoch, again)).into_iter().collect();
-                }
-                // It may be heard again before its writes have ended.
-                State::Stopping { tell: false, reason } => {
-                    if let Some(part) = self.part(ticket, epoch) {
-                        part.state = State::Stopping { reason, tell: true };
-                    }
-                    return self.puts_ended(now, ticket, epoch);
-                }
-                State::Over { .. } => {}
-            },
-            // The want has been lost on its way.
-            Some(part) if part.want.is_none() && part.state == State::Open => {
-                let error =
-                    PartError { epoch, phase: Phase::Waiting, error: TransferError::Refused { peer: name, source } };
-                let mut actions = self.nack(epoch, about);
-                actions.extend(self.stop_part(now, ticket, epoch, Refusal::Cancelled, Some(error)));
-                return actions;
-            }
-            _ => {}
-        }
-        self.nack(epoch, about)
-    }
-
-    /// Nothing is written for this want, now or later.
-    fn nack(&mut self, epoch: u64, about: About) -> Vec<Action> {
-        if let Some(peer) = self.peers.get_mut(&epoch) {
-            if peer.destination.wants.get(&about.key).is_some_and(|want| want.about == about) {
-                peer.destination.take_want(&about.key);
-            }
-            peer.destination.finish(about.serial);
-        }
-        let settled = self.is_settled(epoch, about.serial);
-        vec![say(epoch, Message::Stopped(Stopped { about, reason: Refusal::Cancelled, settled }))]
-    }
-
-    /// Whether nothing that was written for a want is on its way still. It outlives the send, the link and the memory of both.
-    fn is_settled(&self, epoch: u64, serial: Serial) -> bool {
-        self.unsettled.get(&(epoch, serial)).is_none() && self.doubtful.get(&epoch).is_none()
-    }
-
-    /// What was written for a want may be on its way for as long as this process lives.
-    fn unsettle(&mut self, epoch: u64, serial: Serial) {
-        if let Some((forgotten, _)) = self.unsettled.insert((epoch, serial), ()) {
-            self.doubtful.insert(forgotten, ());
-        }
-    }
-
-    /// Whether nothing that was written to a peer is on its way still.
-    pub(super) fn all_settled(&self, epoch: u64) -> bool {
-        self.doubtful.get(&epoch).is_none() && !self.unsettled.keys().any(|(of, _)| *of == epoch)
-    }
-
-    /// Writes to a destination what has been pushed and is ready, if it has said where to.
-    fn advance(&mut self, now: Instant, ticket: Ticket, epoch: u64) -> Vec<Action> {
-        let Some(send) = self.sends.get_mut(&ticket) else { return Vec::new() };
-        let Some(part) = send.parts.get_mut(&epoch).filter(|part| part.state == State::Open) else { return Vec::new() };
-        let Some(peer) = self.peers.get_mut(&epoch) else { return Vec::new() };
-        if part.want.is_none() {
-            let Some(want) = peer.destination.take_want(&ticket.key) else {
-                self.arm_outgoing(ticket, epoch);
-                return Vec::new();
-            };
-            (part.news, part.asks) = (now, None);
-            part.sent.times.queued = now - send.posted;
-            part.want = Some(want.clone());
-            if let Err((error, reason)) = agree(&send.tokens, &want, &peer.peer.template, part) {
-                let error = PartError { epoch, phase: Phase::Waiting, error };
-                return self.stop_part(now, ticket, epoch, reason, Some(error));
-            }
-        }
-        let Some(want) = part.want.clone() else { return Vec::new() };
-        let mut actions = Vec::new();
-        for index in 0..send.pushed.len() {
-            let pushed = &send.pushed[index];
-            if !pushed.ready || part.started[index] {
-                continue;
-            }
-            part.started[index] = true;
-            let plan = match bind(pushed, &want, &mut peer.peer, &mut peer.destination.layers) {
-                Ok(plan) => plan,
-                Err(unbound) => {
-                    let error = match unbound {
-                        Unbound::Maps(source) => TransferError::BlockMaps { peer: part.name, source },
-                        Unbound::Layers(source) => TransferError::Layers { peer: part.name, source },
-                    };
-                    let error = PartError { epoch, phase: Phase::Moving, error };
-                    actions.extend(self.stop_part(now, ticket, epoch, Refusal::BlockMaps, Some(error)));
-                    return actions;
-                }
-            };
-            let Some(plan) = plan.filter(|plan| plan.bytes() > 0) else { continue };
-            part.sent.pieces += plan.pieces();
-            part.sent.runs += plan.runs();
-            part.sent.bytes += plan.bytes();
-            let put = PutId(self.next_put);
-            self.next_put += 1;
-            self.puts.insert(put, (ticket, epoch));
-            let posted = !self.limits.verify;
-            part.puts.insert(put, Put { moved: 0, posted, part: index });
-            if posted {
-                let last = send.complete && part.started.iter().all(|started| *started) && part.puts.len() == 1;
-                // That the parts are the whole is known before the last of them leaves.
-                let then = (last && part.sent.bytes == want.bytes).then(|| part.report(&send.note)).flatten();
-                part.told = then.is_some();
-                actions.push(Action::Put { epoch, put, plan, then });
-            } else {
-                actions.push(Action::Sum { put, plan });
-            }
-        }
-        self.arm_outgoing(ticket, epoch);
-        actions.extend(self.puts_ended(now, ticket, epoch));
-        actions
-    }
-
-    /// The checksums of a write have been made: it leaves.
-    pub(crate) fn summed(&mut self, now: Instant, put: PutId, plan: Plan, sums: Vec<u64>) -> Vec<Action> {
-        let Some((ticket, epoch)) = self.puts.get(&put).copied() else { return Vec::new() };
-        let Some(send) = self.sends.get_mut(&ticket) else { return Vec::new() };
-        let Some(part) = send.parts.get_mut(&epoch) else { return Vec::new() };
-        if part.state != State::Open {
-            self.puts.remove(&put);
-            part.puts.remove(&put);
-            return self.puts_ended(now, ticket, epoch);
-        }
-        let Some(posted) = part.puts.get_mut(&put) else { return Vec::new() };
-        posted.posted = true;
-        part.news = now;
-        let pushed = &send.pushed[posted.part];
-        let tokens = plan.chunk().tokens.clone();
-        part.checks.push(PartCheck { tokens, layers: pushed.layers.clone(), sums });
-        let last = send.complete && part.started.iter().all(|started| *started) && part.puts.len() == 1;
-        let then = (last && part.sent.bytes == part.expected()).then(|| part.report(&send.note)).flatten();
-        part.told = then.is_some();
-        self.arm_outgoing(ticket, epoch);
-        vec![Action::Put { epoch, put, plan, then }]
-    }
-
-    /// More of a write has been posted.
-    pub(crate) fn put_progress(&mut self, now: Instant, put: PutId, bytes: u64) -> Vec<Action> {
-        let Some((ticket, epoch)) = self.puts.get(&put).copied() else { return Vec::new() };
-        let Some(send) = self.sends.get_mut(&ticket) else { return Vec::new() };
-        let Some(part) = send.parts.get_mut(&epoch) else { return Vec::new() };
-        part.news = now;
-        if let Some(put) = part.puts.get_mut(&put) {
-            put.moved = bytes;
-        }
-        let (about, bytes) = (part.about(), part.moved());
-        let moved = send.parts.values().map(Outgoing::moved).sum();
-        self.arm_outgoing(ticket, epoch);
-        let mut actions = vec![Action::Progress { handle: Handle::Send(ticket), moved }];
-        actions.extend(about.map(|about| say(epoch, Message::Moved(Moved { about, bytes }))));
-        actions
-    }
-
-    /// A write has ended.
-    pub(crate) fn put_done(
-        &mut self,
-        now: Instant,
-        put: PutId,
-        result: Result<TransferStats, PutError>,
-    ) -> Vec<Action> {
-        let Some((ticket, epoch)) = self.puts.remove(&put) else { return Vec::new() };
-        let Some(part) = self.part(ticket, epoch) else { return Vec::new() };
-        if part.puts.remove(&put).is_none() {
-            return Vec::new();
-        }
-        part.news = now;
-        match result {
-            Ok(TransferStats { bytes, route, reason, elapsed, .. }) => {
-                part.moved += bytes;
-                (part.sent.route, part.sent.reason) = (route, reason);
-                part.sent.elapsed += elapsed;
-                part.settling = Some(now);
-            }
-            Err(source) => {
-                part.settled &= !source.may_still_arrive();
-                let (about, settled, open) = (part.about(), part.settled, part.state == State::Open);
-                let (peer, moved, expected) = (part.name, part.moved(), part.expected());
-                if let Some(about) = about.filter(|_| !settled) {
-                    self.unsettle(epoch, about.serial);
-                }
-                if open {
-                    let error = TransferError::Put { peer, moved, expected, source };
-                    let error = PartError { epoch, phase: Phase::Moving, error };
-                    return self.stop_part(now, ticket, epoch, Refusal::Failed, Some(error));
-                }
-            }
-        }
-        self.puts_ended(now, ticket, epoch)
-    }
-
-    /// A write was refused before anything of it was posted.
-    pub(crate) fn put_refused(&mut self, now: Instant, put: PutId, source: kvferry_wire::TransferError) -> Vec<Action> {
-        let Some((ticket, epoch)) = self.puts.remove(&put) else { return Vec::new() };
-        let Some(part) = self.part(ticket, epoch) else { return Vec::new() };
-        part.puts.remove(&put);
-        let error = TransferError::Outside { peer: part.name, source };
-        self.stop_part(now, ticket, epoch, Refusal::Failed, Some(PartError { epoch, phase: Phase::Moving, error }))
-    }
-
-    /// What follows when a destination's writes have ended, if they have.
-    fn puts_ended(&mut self, now: Instant, ticket: Ticket, epoch: u64) -> Vec<Action> {
-        let asks = Resend::new(now, &self.limits);
-        let Some(send) = self.sends.get_mut(&ticket) else { return Vec::new() };
-        let Some(part) = send.parts.get_mut(&epoch).filter(|part| part.puts.is_empty()) else { return Vec::new() };
-        let mut actions = Vec::new();
-        match part.state {
-            State::Open => {
-                let all = send.complete && part.want.is_some() && part.started.iter().all(|started| *started);
-                if !all {
-                    return actions;
-                }
-                let (expected, reported) = (part.expected(), part.moved);
-                if reported != expected {
-                    // The parts that were pushed are not what the destination has to get.
-                    let error = TransferError::PlansDiffer { peer: part.name, reported, expected };
-                    let error = PartError { epoch, phase: Phase::Settling, error };
-                    return self.stop_part(now, ticket, epoch, Refusal::PlansDiffer, Some(error));
-                }
-                // The wire has said it, if it was told to with the last write.
-                part.state = State::Reporting;
-                part.asks = Some(asks);
-                if !part.told {
-                    actions.extend(part.report(&send.note).map(|report| say(epoch, report)));
-                }
-            }
-            State::Stopping { tell: true, .. } if part.want.is_some() => {
-                part.asks = Some(asks);
-                actions.extend(part.question(ticket.key, &[]).map(|stopped| say(epoch, stopped)));
-            }
-            State::Stopping { .. } => part.state = State::Over { well: false },
-            State::Reporting | State::Over { .. } => {}
-        }
-        self.arm_outgoing(ticket, epoch);
-        actions.extend(self.settle_send(ticket));
-        actions
     }
 
     /// The destination has compared the report with its own count.
@@ -638,32 +324,32 @@ impl Core {
         actions
     }
 
-    fn part(&mut self, ticket: Ticket, epoch: u64) -> Option<&mut Outgoing> {
+    pub(super) fn part(&mut self, ticket: Ticket, epoch: u64) -> Option<&mut Outgoing> {
         self.sends.get_mut(&ticket)?.parts.get_mut(&epoch)
     }
 
     /// The part of a send that a destination speaks of.
-    fn outgoing(&mut self, epoch: u64, about: About) -> Option<(Ticket, &mut Outgoing)> {
+    pub(super) fn outgoing(&mut self, epoch: u64, about: About) -> Option<(Ticket, &mut Outgoing)> {
         let link = self.peer_on(epoch, Side::Destination)?.link;
         let ticket = Ticket { link, key: about.key };
         let part = self.part(ticket, epoch)?;
         (part.about() == Some(about)).then_some((ticket, part))
     }
 
-    fn finish_want(&mut self, epoch: u64, about: About) {
+    pub(super) fn finish_want(&mut self, epoch: u64, about: About) {
         if let Some(peer) = self.peers.get_mut(&epoch) {
             peer.destination.finish(about.serial);
         }
     }
 
-    fn arm_outgoing(&mut self, ticket: Ticket, epoch: u64) {
+    pub(super) fn arm_outgoing(&mut self, ticket: Ticket, epoch: u64) {
         let part = self.sends.get(&ticket).and_then(|send| send.parts.get(&epoch));
         let due = part.and_then(|part| part.due(self.limits.patience));
         self.timers.set(Subject::Outgoing(ticket, epoch), due);
     }
 
     /// Writes no more to a destination, and tells it so when nothing is on its way.
-    fn stop_part(
+    pub(super) fn stop_part(
         &mut self,
         now: Instant,
         ticket: Ticket,
@@ -686,7 +372,7 @@ impl Core {
     }
 
     /// Ends a send well if all its destinations have said so.
-    fn finish_send(&mut self, now: Instant, ticket: Ticket) -> Vec<Action> {
+    pub(super) fn finish_send(&mut self, now: Instant, ticket: Ticket) -> Vec<Action> {
         let Some(send) = self.sends.get_mut(&ticket).filter(|send| !send.ended) else { return Vec::new() };
         let well = send.parts.values().all(|part| part.state == State::Over { well: true });
         if !well || !send.complete {
@@ -703,7 +389,13 @@ impl Core {
     }
 
     /// Ends a send badly, unless it has ended, and stops what is written to its other destinations.
-    fn fail_send(&mut self, now: Instant, ticket: Ticket, mut errors: Vec<PartError>, reason: Refusal) -> Vec<Action> {
+    pub(super) fn fail_send(
+        &mut self,
+        now: Instant,
+        ticket: Ticket,
+        mut errors: Vec<PartError>,
+        reason: Refusal,
+    ) -> Vec<Action> {
         let Some(send) = self.sends.get_mut(&ticket) else { return Vec::new() };
         let mut actions = Vec::new();
         if !send.ended && !errors.is_empty() {
@@ -722,7 +414,7 @@ impl Core {
     }
 
     /// Gives the slots of a send back once it has ended and nothing reads them, and forgets it once it is over everywhere.
-    fn settle_send(&mut self, ticket: Ticket) -> Vec<Action> {
+    pub(super) fn settle_send(&mut self, ticket: Ticket) -> Vec<Action> {
         let Some(send) = self.sends.get_mut(&ticket).filter(|send| send.ended) else { return Vec::new() };
         let mut actions = Vec::new();
         if !send.is_quiet && send.parts.values().all(|part| part.puts.is_empty()) {
@@ -748,58 +440,4 @@ impl Core {
         }
         actions
     }
-}
-
-/// Whether the two sides speak of the same bytes. Found out from the destination's slots alone, before one of them moves.
-fn agree(
-    tokens: &Range<u64>,
-    want: &Want,
-    template: &kvferry_match::Template,
-    part: &Outgoing,
-) -> Result<(), (TransferError, Refusal)> {
-    let peer = part.name;
-    // The destination may hold the first tokens already.
-    if want.tokens.end != tokens.end || want.tokens.start < tokens.start {
-        let (theirs, ours) = (want.tokens.clone(), tokens.clone());
-        return Err((TransferError::TokensDiffer { peer, theirs, ours }, Refusal::TokensDiffer));
-    }
-    let expectation = template.expectation(&want.block_maps, want.tokens.clone());
-    let expectation = expectation.map_err(|source| (TransferError::BlockMaps { peer, source }, Refusal::BlockMaps))?;
-    if (expectation.bytes, expectation.digest) != (want.bytes, want.plan) {
-        let (reported, expected) = (want.bytes, expectation.bytes);
-        return Err((TransferError::PlansDiffer { peer, reported, expected }, Refusal::PlansDiffer));
-    }
-    Ok(())
-}
-
-enum Unbound {
-    Maps(kvferry_match::BindError),
-    Layers(TemplateError),
-}
-
-/// What a part that was pushed writes to a destination. `None`: nothing, its tokens are there already.
-fn bind(
-    pushed: &Pushed,
-    want: &Want,
-    peer: &mut super::Peer,
-    layered: &mut BTreeMap<(u32, u32), kvferry_match::Template>,
-) -> Result<Option<Plan>, Unbound> {
-    let start = pushed.tokens.start.max(want.tokens.start);
-    let end = want.tokens.end;
-    if start > pushed.tokens.end || (start == pushed.tokens.end && start < end) {
-        return Ok(None);
-    }
-    let chunk = Chunk::new(start..pushed.tokens.end, end);
-    let template = match &pushed.layers {
-        None => &peer.template,
-        Some(layers) => match layered.entry((layers.start, layers.end)) {
-            std::collections::btree_map::Entry::Occupied(known) => known.into_mut(),
-            std::collections::btree_map::Entry::Vacant(place) => {
-                let Some((assignment, rank)) = &peer.assignment else { return Ok(None) };
-                let template = assignment.template_of_layers(*rank, layers.clone()).map_err(Unbound::Layers)?;
-                place.insert(template)
-            }
-        },
-    };
-    template.bind(&pushed.block_maps, &want.block_maps, chunk).map(Some).map_err(Unbound::Maps)
 }
