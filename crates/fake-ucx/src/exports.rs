@@ -270,6 +270,12 @@ unsafe extern "C" fn ucp_ep_flush_nbx(endpoint: ucp_ep_h, _: *const ucp_request_
     answer(world(|world| world.flush(number(endpoint))))
 }
 
+/// At once, always: nothing here is ever being connected, and nobody waits for more than that by it.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ucp_worker_flush_nbx(_: ucp_worker_h, _: *const ucp_request_param_t) -> *mut c_void {
+    immediate(Status::OK)
+}
+
 /// # Safety
 ///
 /// As `ucp_put_nbx` and `ucp_get_nbx`.

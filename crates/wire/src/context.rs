@@ -14,7 +14,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use ucx_sys::{Status, Ucx, Version};
 
 use crate::cuda::driver::CudaError;
@@ -76,10 +76,7 @@ impl Context {
         let gpu = options.cuda.as_ref().map(Gpu::open).transpose()?;
         let ucx = ucx_sys::load()?;
         let transports = options.transports.as_deref();
-        if options.names_shared_memory() {
-            enable_shared_memory();
-        }
-        let _unchanged = environment_unchanged();
+        let _as_wanted = environment(options);
         let config = Config::read(ucx)?;
         if std::env::var_os("UCX_RNDV_THRESH").is_none() {
             config.set("RNDV_THRESH", "inf")?;
@@ -252,25 +249,45 @@ impl Context {
     }
 }
 
-/// Held for writing while this crate changes the environment, and for reading while it has UCX read it: when a context is
-/// opened, and when a worker is created.
+/// Held for writing while this crate changes the environment, and for reading while it has UCX read it.
 static ENVIRONMENT: RwLock<()> = RwLock::new(());
-
-/// Keeps this crate from changing the environment.
-pub(crate) fn environment_unchanged() -> RwLockReadGuard<'static, ()> {
-    ENVIRONMENT.read()
-}
 
 /// UCX leaves shared memory unused under peer error handling unless these are set. They are read from the environment only:
 /// `ucp_config_modify` of 1.13 accepts them without effect.
-fn enable_shared_memory() {
-    let _alone = ENVIRONMENT.write();
-    for name in ["UCX_POSIX_ERROR_HANDLING", "UCX_SYSV_ERROR_HANDLING"] {
-        if std::env::var_os(name).is_none() {
-            // SAFETY: `set_var` races with threads that read the environment without Rust's lock. This crate's own calls of
-            // UCX that do wait for `ENVIRONMENT`. A program that reads it from C on another thread must open its
-            // contexts before it starts that thread: `ucx_sys::load` asks the same of it.
-            unsafe { std::env::set_var(name, "y") }
+const SHARED_MEMORY: [&str; 2] = ["UCX_POSIX_ERROR_HANDLING", "UCX_SYSV_ERROR_HANDLING"];
+
+/// The environment as UCX is to find it, while this lives.
+#[allow(dead_code, reason = "the locks are held")]
+pub(crate) enum Environment {
+    Unchanged(RwLockReadGuard<'static, ()>),
+    Changed(RwLockWriteGuard<'static, ()>, Vec<&'static str>),
+}
+
+/// To be held while UCX opens a context or creates a worker, which is when it reads the environment. What is set for a context
+/// that names shared memory is taken back: another context of this process, or of a child, does not expect it, and UCX 1.13
+/// aborts when of two peers one has it and the other has not.
+pub(crate) fn environment(options: &ContextOptions) -> Environment {
+    if !options.names_shared_memory() {
+        return Environment::Unchanged(ENVIRONMENT.read());
+    }
+    let alone = ENVIRONMENT.write();
+    let unset: Vec<&str> = SHARED_MEMORY.into_iter().filter(|name| std::env::var_os(name).is_none()).collect();
+    for name in &unset {
+        // SAFETY: `set_var` races with threads that read the environment without Rust's lock. This crate's own calls of UCX that
+        // do wait for `ENVIRONMENT`. A program that reads it from C on another thread must open its contexts and start its
+        // workers before it starts that thread: `ucx_sys::load` asks the same of it.
+        unsafe { std::env::set_var(name, "y") }
+    }
+    Environment::Changed(alone, unset)
+}
+
+impl Drop for Environment {
+    fn drop(&mut self) {
+        if let Self::Changed(_, set) = self {
+            for name in set {
+                // SAFETY: as in `environment`, whose lock is still held.
+                unsafe { std::env::remove_var(name) }
+            }
         }
     }
 }

@@ -17,7 +17,7 @@ use std::rc::Rc;
 
 use ucx_sys::{Status, Ucx, Version};
 
-use crate::context::{Context, environment_unchanged};
+use crate::context::{Context, environment};
 use crate::endpoint::{KeyId, Lane};
 use crate::error::OpenError;
 use crate::frame::FRAME_BYTES_MAX;
@@ -51,7 +51,7 @@ impl RawWorker {
             ..Default::default()
         };
         let mut raw = ptr::null_mut();
-        let _unchanged = environment_unchanged();
+        let _as_wanted = environment(context.options());
         // SAFETY: the context lives as long as `context`; `raw` receives the worker.
         let status = unsafe { context.ucx().ucp_worker_create(context.raw(), &raw const params, &raw mut raw) };
         match NonNull::new(raw) {

@@ -72,8 +72,6 @@ impl Target {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--ignored", "--exact", "child::serve", "--nocapture"]);
         command.env(VARIABLE, serde_json::to_string(&setup).unwrap());
-        // Set in this process for a test that forces shared memory, and for each process to set itself.
-        command.env_remove("UCX_POSIX_ERROR_HANDLING").env_remove("UCX_SYSV_ERROR_HANDLING");
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (mut input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         let mut output = BufReader::new(output);

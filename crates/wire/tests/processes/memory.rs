@@ -1,4 +1,4 @@
-//! Many small transfers, failures among them: what is held stays flat.
+//! Many small transfers, failures and cancels among them: what is held stays flat.
 
 use kvferry_wire::{EndpointId, PutError, TransferId, Version};
 
@@ -26,6 +26,9 @@ fn memory_and_descriptors_stay_flat_over_many_transfers() {
                 let (endpoint, remote): (EndpointId, _) = end.connect(target);
                 for transfer in 1..=PER_ENDPOINT {
                     end.put(endpoint, TransferId(transfer), end.part(remote, transfer % 64));
+                    if transfer % 7 == 3 {
+                        end.worker.cancel(TransferId(transfer)).unwrap();
+                    }
                     if transfer % 10 == 0 && transfer < PER_ENDPOINT {
                         (transfer - 9..=transfer).for_each(|transfer| count(end.done(TransferId(transfer))));
                     }
