@@ -2,12 +2,18 @@
 
 use kvferry::{ConnectError, PeerName, RequestError, TransferError};
 use kvferry_match::Side as PeerSide;
+use kvferry_wire::PutError;
 
 use crate::meet::{MeetError, Member, Refusal, Side};
 
 /// The first rank that was lost, gave up, or kept silent.
 pub fn of_transfer(error: &RequestError) -> Option<Member> {
     let blamed = |error: &TransferError| match error {
+        // Nothing that the peer did.
+        TransferError::Put {
+            source: PutError::Cancelled | PutError::RouteUnavailable { .. } | PutError::NoMemory,
+            ..
+        } => None,
         TransferError::Lost { peer, .. }
         | TransferError::Stalled { peer, .. }
         | TransferError::Refused { peer, .. }
@@ -46,6 +52,7 @@ mod tests {
     use std::time::Duration;
 
     use kvferry::{PartError, Phase, RequestKey};
+    use kvferry_wire::{Route, Status};
 
     use super::*;
 
@@ -60,6 +67,9 @@ mod tests {
             of_transfer(&RequestError { key, errors })
         };
         assert_eq!(of_error(TransferError::Stalled { peer, waited, moved: 0, expected: 1 }), sender);
+        let put = |source| TransferError::Put { peer, moved: 0, expected: 1, source };
+        assert_eq!(of_error(put(PutError::Endpoint { source: Status::ERR_CONNECTION_RESET })), sender);
+        assert_eq!(of_error(put(PutError::RouteUnavailable { route: Route::Direct })), None);
         assert_eq!(of_error(TransferError::PlansDiffer { peer, reported: 0, expected: 1 }), None);
         assert_eq!(of_connect(&ConnectError::NoAnswer { peer, waited }), sender);
         assert_eq!(of_connect(&ConnectError::Order { peer, found: 1 }), None);

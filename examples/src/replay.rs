@@ -100,8 +100,7 @@ fn run(options: &ReplayOptions) -> Result<(), (Failure, bool)> {
     if !options.moving.json {
         print(&preface.text());
     }
-    let report = carry_out(options, &setup, &trace, &preface).map_err(unreported)?;
-    let (report, failed) = report;
+    let (report, failed) = carry_out(options, &setup, &trace, &preface).map_err(unreported)?;
     let outcome = if failed.is_some() || !report.is_complete() { "failed" } else { "done" };
     if options.moving.json {
         print(&report.json(&preface, outcome).to_string());

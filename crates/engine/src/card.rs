@@ -27,6 +27,8 @@ pub(crate) struct Card {
     pub(crate) table: PageTable,
     /// One a pool.
     pub(crate) regions: Vec<RegionCard>,
+    /// A little memory that sources write to when they connect.
+    pub(crate) probe: RegionCard,
 }
 
 /// The contents as they are encoded.
@@ -41,6 +43,7 @@ struct Contents {
     address: Vec<u8>,
     table: Vec<u8>,
     regions: Vec<RegionCard>,
+    probe: RegionCard,
 }
 
 impl Card {
@@ -55,6 +58,7 @@ impl Card {
             address: self.address.clone(),
             table: self.table.to_bytes(),
             regions: self.regions.clone(),
+            probe: self.probe.clone(),
         })
         .expect("plain data in memory always encodes");
         let mut card = Vec::with_capacity(HEADER_BYTES + contents.len());
@@ -99,6 +103,7 @@ impl Card {
             address: contents.address,
             table,
             regions: contents.regions,
+            probe: contents.probe,
         })
     }
 }

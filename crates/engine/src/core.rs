@@ -14,6 +14,8 @@ mod recent;
 mod sending;
 #[cfg(test)]
 mod simulation;
+#[cfg(test)]
+mod tests;
 mod timers;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use kvferry_match::{Assignment, Plan, Side, Template};
 
-use crate::error::{ConnectError, PartError, Phase, PostError, RequestError, TransferError};
+use crate::error::{ConnectError, PartError, PeerName, Phase, PostError, RequestError, TransferError};
 use crate::message::{Hello, Message, PartCheck, Refusal, RequestKey, Serial};
 use crate::report::{Received, Sent};
 use handshake::LinkState;
@@ -175,6 +177,8 @@ pub(crate) struct Core {
     unsettled: Recent<(u64, Serial), ()>,
     doubtful: Recent<u64, ()>,
     timers: Timers,
+    /// Messages that were said again because they had not been answered.
+    resent: u64,
     next_put: u64,
     next_serial: u64,
     next_call: u64,
@@ -197,6 +201,7 @@ impl Core {
             unsettled: Recent::default(),
             doubtful: Recent::default(),
             timers: Timers::default(),
+            resent: 0,
             next_put: 0,
             next_serial: 0,
             next_call: 0,
@@ -248,6 +253,11 @@ impl Core {
         actions
     }
 
+    /// Messages that were said again because they had not been answered.
+    pub(crate) fn resent(&self) -> u64 {
+        self.resent
+    }
+
     /// Ends everything: the engine goes away. It says goodbye where it has nothing in flight.
     pub(crate) fn stop(&mut self) -> Vec<Action> {
         let mut actions = Vec::new();
@@ -280,6 +290,12 @@ impl Core {
             Some(peer) => Err(PostError::Lost(peer.name)),
             None => Ok(link.peers.clone()),
         }
+    }
+
+    /// The peers of a link.
+    pub(crate) fn members(&self, link: LinkId) -> Vec<(u64, PeerName)> {
+        let members = self.links.get(&link).map(|state| &state.peers[..]).unwrap_or_default();
+        members.iter().filter_map(|epoch| Some((*epoch, self.peers.get(epoch)?.name))).collect()
     }
 
     /// Which side of the link to a peer this engine is.

@@ -9,7 +9,7 @@ use std::time::Instant;
 use crossbeam::channel::{self, Sender};
 use kvferry_layout::{Extent, MemoryKind, PageTable};
 use kvferry_match::{BlockMap, Side};
-use kvferry_wire::{Context, ContextOptions, CudaOptions, Region, Version, Worker};
+use kvferry_wire::{Context, ContextOptions, CudaOptions, Region, TransferId, Version, Worker};
 
 use crate::card::Card;
 use crate::completion::Completion;
@@ -18,7 +18,7 @@ use crate::core::{Core, Handle, Introduction, Limits, LinkId, PartSpec, Ticket, 
 use crate::error::{ConnectError, PeerName, PostError, PublishError, StartError};
 use crate::message::RequestKey;
 use crate::options::EngineOptions;
-use crate::peer::WirePeer;
+use crate::peer::{PROBE_BYTES, WirePeer};
 use crate::quarantine::Quarantine;
 use crate::shared::{Chore, LinkCards, Published, Shared};
 use crate::survey::{Survey, parse, survey};
@@ -82,7 +82,8 @@ impl Engine {
             verify: options.verify,
         };
         let (chores, chore_queue) = channel::unbounded();
-        let shared = Shared::new(options, context, Core::new(limits), chores.clone());
+        let probe = context.allocate(PROBE_BYTES)?;
+        let shared = Shared::new(options, context, probe, Core::new(limits), chores.clone());
         // The progress thread holds the engine from its first event on, until it ends.
         let place = Arc::new(OnceLock::<Arc<Shared>>::new());
         let (for_events, gone) = (place.clone(), Gone(chores));
@@ -201,6 +202,7 @@ impl Engine {
             address: self.shared.worker().address().to_owned(),
             table: published.table.clone(),
             regions: published.regions.iter().map(Region::card).collect(),
+            probe: self.shared.probe.card(),
         };
         card.encode()
     }
@@ -212,7 +214,8 @@ impl Engine {
     ///
     /// Parses and checks the cards, matches the tables, proves that every byte this rank is concerned with has one source,
     /// and exchanges greetings, with the digest of what was matched, with each peer. Waits for those up to the engine's
-    /// patience: the calls of all ranks must overlap.
+    /// patience: the calls of all ranks must overlap. A source then writes a few bytes to each of its destinations, to
+    /// memory that is set aside for that, and returns when they have arrived.
     ///
     /// A rank that restarts makes this call with its new card and those that the others have; the others do nothing: they
     /// hear of its next life from itself, and the link goes on. So does a link whose connections have failed for another
@@ -272,7 +275,48 @@ impl Engine {
         shared.act(state, actions);
         // The control thread answers at the deadline at the latest, and when it ends, however it does.
         connected.recv().unwrap_or(Err(ConnectError::Stopped))?;
+        if let Err(error) = self.test_routes(link) {
+            let mut state = shared.lock();
+            let actions = state.core.disconnect(Instant::now(), link).unwrap_or_default();
+            state.links.remove(&link);
+            shared.act(state, actions);
+            return Err(error);
+        }
         Ok(Link { engine: epoch, id: link })
+    }
+
+    /// Writes a few bytes to each destination of a link, by the way that the options force if they do: the first request
+    /// finds connections that have carried bytes.
+    fn test_routes(&self, link: LinkId) -> Result<(), ConnectError> {
+        let (shared, deadline) = (&self.shared, Instant::now() + self.shared.options.patience);
+        let mut asked = Vec::new();
+        let mut state = shared.lock();
+        for (epoch, name) in state.core.members(link) {
+            let Some(peer) = state.peers.get(&epoch) else { continue };
+            let (Some(part), endpoint) = (peer.probe(&shared.probe), peer.endpoint) else { continue };
+            // Writes of requests are numbered from 0 on.
+            let transfer = TransferId(u64::MAX - epoch % (1 << 62));
+            let (answer, done) = channel::bounded(1);
+            state.probes.insert(transfer, answer);
+            shared.worker().put(endpoint, transfer, vec![part]).map_err(|source| {
+                state.probes.remove(&transfer);
+                ConnectError::Unwritable { peer: name, source }
+            })?;
+            asked.push((name, transfer, done));
+        }
+        drop(state);
+        for (peer, transfer, done) in asked {
+            match done.recv_deadline(deadline) {
+                Ok(Ok(stats)) => tracing::debug!(%peer, route = %stats.route, elapsed = ?stats.elapsed, "bytes arrive"),
+                Ok(Err(source)) => return Err(ConnectError::SelfTest { peer, source }),
+                Err(_) => {
+                    shared.lock().probes.remove(&transfer);
+                    let _ = shared.worker().cancel(transfer); // stopped: ended with everything else
+                    return Err(ConnectError::NoAnswer { peer, waited: shared.options.patience });
+                }
+            }
+        }
+        Ok(())
     }
 
     fn close(&self, peers: impl Iterator<Item = WirePeer>) {
@@ -421,6 +465,12 @@ impl Engine {
         let pools = own.map_or(0, |own| own.table.pools.len());
         let quarantined = state.core.quarantine().into_iter();
         quarantined.map(|quarantined| Quarantine::new(now, pools, quarantined)).collect()
+    }
+
+    /// Messages that were sent again because they had not been answered in time. On a healthy network with patient ranks few.
+    #[must_use]
+    pub fn resent_messages(&self) -> u64 {
+        self.shared.lock().core.resent()
     }
 
     fn id_of(&self, link: Link) -> Result<LinkId, PostError> {

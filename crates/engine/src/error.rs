@@ -34,6 +34,9 @@ pub enum StartError {
     /// UCX is missing or refuses its settings.
     #[error(transparent)]
     Open(#[from] OpenError),
+    /// There is no memory for what peers write to when they connect.
+    #[error("no memory to be tested with")]
+    Probe(#[from] RegionError),
     /// The operating system gave no random epoch.
     #[error("no random epoch")]
     Epoch(#[from] getrandom::Error),
@@ -224,6 +227,22 @@ pub enum ConnectError {
         peer: PeerName,
         /// Why.
         source: CommandError,
+    },
+    /// Bytes do not get to the peer: by no route, or not by the one that the options force.
+    #[error("a write to {peer} does not arrive")]
+    SelfTest {
+        /// Who.
+        peer: PeerName,
+        /// Why.
+        source: PutError,
+    },
+    /// The peer's memory cannot be written to.
+    #[error("a write to {peer} cannot be posted")]
+    Unwritable {
+        /// Who.
+        peer: PeerName,
+        /// Why.
+        source: kvferry_wire::TransferError,
     },
     /// The peer did not say hello: it is not there, or it has not called `connect` with the same cards.
     #[error("{peer} did not answer within {waited:.1?}")]

@@ -19,9 +19,14 @@ pub(crate) struct WirePeer {
     pub(crate) card: Arc<Card>,
     /// One a pool; none at a source, which nobody here writes to.
     remotes: Vec<RemoteRegion>,
+    /// What is written to when this side connects; likewise.
+    probe: Option<RemoteRegion>,
     /// The wire's form of lists of pieces, by the address of the list, which is kept so that no other gets it.
     pieces: BTreeMap<usize, Translated>,
 }
+
+/// Bytes of the memory that each rank lets others write to when they connect. What is in it means nothing.
+pub(crate) const PROBE_BYTES: u64 = 64;
 
 /// A list of pieces and the wire's form of it.
 type Translated = (Arc<[kvferry_match::Piece]>, Arc<[Piece]>);
@@ -30,7 +35,8 @@ type Translated = (Arc<[kvferry_match::Piece]>, Arc<[Piece]>);
 fn open(worker: &Worker, side: Side, card: &Card) -> Result<(EndpointId, Vec<RemoteRegion>), CommandError> {
     let endpoint = worker.connect(&card.address, card.epoch)?;
     let writes = side == Side::Source;
-    let imports = card.regions.iter().filter(|_| writes).map(|region| worker.import(endpoint, region));
+    let regions = card.regions.iter().chain([&card.probe]).filter(|_| writes);
+    let imports = regions.map(|region| worker.import(endpoint, region));
     let remotes = imports.collect::<Result<Vec<_>, _>>().inspect_err(|_| {
         let _ = worker.close(endpoint); // stopped: closed with everything else
     })?;
@@ -40,8 +46,9 @@ fn open(worker: &Worker, side: Side, card: &Card) -> Result<(EndpointId, Vec<Rem
 impl WirePeer {
     /// Connects this `side` to a peer.
     pub(crate) fn connect(worker: &Worker, side: Side, card: Arc<Card>) -> Result<Self, CommandError> {
-        let (endpoint, remotes) = open(worker, side, &card)?;
-        Ok(Self { endpoint, failed: false, earlier: Vec::new(), card, remotes, pieces: BTreeMap::new() })
+        let (endpoint, mut remotes) = open(worker, side, &card)?;
+        let probe = remotes.pop();
+        Ok(Self { endpoint, failed: false, earlier: Vec::new(), card, remotes, probe, pieces: BTreeMap::new() })
     }
 
     /// Takes the place of an earlier connection to the same life of the peer.
@@ -52,6 +59,22 @@ impl WirePeer {
         } else {
             let _ = worker.close(earlier.endpoint); // stopped: closed with everything else
         }
+    }
+
+    /// A write of a few bytes to the peer's probe: as good as any to see whether writes arrive. `None` at a source.
+    pub(crate) fn probe(&self, local: &Region) -> Option<Part> {
+        let dims = [Dim { count: 1, local_stride: 0, remote_stride: 0 }; 2];
+        let piece = Piece { local_offset: 0, remote_offset: 0, run_bytes: PROBE_BYTES, dims };
+        Some(Part {
+            local: local.clone(),
+            local_base: 0,
+            local_slot_stride: PROBE_BYTES,
+            remote: self.probe?,
+            remote_base: 0,
+            remote_slot_stride: PROBE_BYTES,
+            pieces: [piece].into(),
+            pairs: Arc::new([SlotPair { local: 0, remote: 0 }]),
+        })
     }
 
     /// The plan in addresses: from `own` memory to the peer's. Plan and tables are those that the peer was connected with.

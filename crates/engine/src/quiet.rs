@@ -12,6 +12,12 @@ use crate::message::RequestKey;
 /// Only the handle of the request makes one, once: [`Transfer::poll_quiet`](crate::Transfer::poll_quiet),
 /// [`wait_quiet`](crate::Transfer::wait_quiet) or [`until_quiet`](crate::Transfer::until_quiet).
 ///
+/// ```
+/// fn use_again(quiet: kvferry::Quiet) -> kvferry::RequestKey {
+///     quiet.key()
+/// }
+/// ```
+///
 /// ```compile_fail
 /// let quiet = kvferry::Quiet { key: kvferry::RequestKey { request: 1, attempt: 0 }, side: kvferry_match::Side::Source };
 /// ```

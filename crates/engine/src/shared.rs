@@ -11,7 +11,7 @@ use std::time::{Instant, UNIX_EPOCH};
 use crossbeam::channel::Sender;
 use kvferry_layout::PageTable;
 use kvferry_match::Plan;
-use kvferry_wire::{Context, EndpointId, Event, Region, Status, TransferId, Worker};
+use kvferry_wire::{Context, EndpointId, Event, PutError, Region, Status, TransferId, TransferStats, Worker};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::card::Card;
@@ -30,6 +30,8 @@ pub(crate) struct Shared {
     pub(crate) context: Context,
     /// When the engine started, in microseconds by the clock of the host.
     pub(crate) born: u64,
+    /// What peers write to when they connect.
+    pub(crate) probe: Region,
     /// Set before anybody else has this.
     worker: OnceLock<Worker>,
     pub(crate) chores: Sender<Chore>,
@@ -50,6 +52,8 @@ pub(crate) struct State {
     pub(crate) receives: BTreeMap<RequestKey, Arc<Completion<Received>>>,
     pub(crate) sends: BTreeMap<Ticket, Arc<Completion<Sent>>>,
     pub(crate) next_link: u32,
+    /// Writes that test a connection.
+    pub(crate) probes: BTreeMap<TransferId, Sender<Result<TransferStats, PutError>>>,
     /// When the control thread looks next, unless it is told to look sooner.
     pub(crate) armed: Option<Instant>,
     pub(crate) stopped: bool,
@@ -101,7 +105,13 @@ pub(crate) enum Chore {
 type After = Box<dyn FnOnce()>;
 
 impl Shared {
-    pub(crate) fn new(options: EngineOptions, context: Context, core: Core, chores: Sender<Chore>) -> Arc<Self> {
+    pub(crate) fn new(
+        options: EngineOptions,
+        context: Context,
+        probe: Region,
+        core: Core,
+        chores: Sender<Chore>,
+    ) -> Arc<Self> {
         let state = State {
             core,
             published: None,
@@ -112,12 +122,14 @@ impl Shared {
             receives: BTreeMap::new(),
             sends: BTreeMap::new(),
             next_link: 0,
+            probes: BTreeMap::new(),
             armed: None,
             stopped: false,
         };
         let born = UNIX_EPOCH.elapsed().map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or(u64::MAX));
         let telemetry = Telemetry::new();
-        Arc::new(Self { options, context, born, worker: OnceLock::new(), chores, telemetry, state: Mutex::new(state) })
+        let (worker, state) = (OnceLock::new(), Mutex::new(state));
+        Arc::new(Self { options, context, born, probe, worker, chores, telemetry, state })
     }
 
     pub(crate) fn set_worker(&self, worker: Worker) {
@@ -265,6 +277,7 @@ impl Shared {
         let actions = state.core.stop();
         let (receives, sends) = (state.receives.clone(), state.sends.clone());
         let connecting = std::mem::take(&mut state.connecting);
+        state.probes.clear();
         self.act(state, actions);
         drop(connecting);
         receives.into_values().for_each(|receive| receive.abandon());
@@ -295,7 +308,13 @@ impl State {
                 None => Vec::new(),
             },
             Event::Progress { transfer, bytes } => self.core.put_progress(now, PutId(transfer.0), bytes),
-            Event::TransferDone { transfer, result } => self.core.put_done(now, PutId(transfer.0), result),
+            Event::TransferDone { transfer, result } => match self.probes.remove(&transfer) {
+                Some(asker) => {
+                    let _ = asker.send(result); // whoever asked has given up
+                    Vec::new()
+                }
+                None => self.core.put_done(now, PutId(transfer.0), result),
+            },
             _ => Vec::new(),
         }
     }

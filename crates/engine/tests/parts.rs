@@ -14,7 +14,7 @@ use kvferry::{
 };
 use kvferry_layout::{Cut, Dtype, ModelFacts, Slot, TableOptions, build};
 use kvferry_match::BlockMap;
-use kvferry_wire::{Region, Route};
+use kvferry_wire::{PutError, Region, Route};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const TOKENS: u64 = 16;
@@ -253,4 +253,25 @@ fn sums_are_made_on_both_sides_or_on_neither_and_over_every_route() {
         let (received, sent) = (receive.wait(PATIENCE).unwrap().unwrap(), send.wait(PATIENCE).unwrap().unwrap());
         assert_eq!((received[0].bytes, sent[0].route), (sent[0].bytes, route));
     }
+}
+
+#[test]
+fn a_route_that_cannot_be_taken_is_found_out_when_the_ranks_connect() {
+    let options = || EngineOptions::new(0).transports("tcp").route(Route::Direct);
+    let (source, destination) = (rank(options(), "tp1", 16), rank(options(), "tp1", 16));
+    let [from, to] = [&source, &destination].map(|rank| [rank.engine.card().unwrap()]);
+    let (out, into) = thread::scope(|scope| {
+        let into = scope.spawn(|| destination.engine.connect(&from, &to));
+        (source.engine.connect(&from, &to), into.join().unwrap())
+    });
+    let unavailable = |error: &PutError| matches!(error, PutError::RouteUnavailable { route: Route::Direct });
+    assert!(matches!(&out, Err(ConnectError::SelfTest { source, .. }) if unavailable(source)), "{out:?}");
+    // The other side hears that the source has left.
+    let deadline = Instant::now() + PATIENCE;
+    let lost = (1..).find_map(|attempt| {
+        assert!(Instant::now() < deadline, "the source is still there");
+        let key = RequestKey { request: 1, attempt };
+        destination.engine.receive(*into.as_ref().ok()?, key, &map([1]), 0..TOKENS).err()
+    });
+    assert!(matches!(lost, Some(PostError::Lost(_))), "{lost:?}");
 }

@@ -369,6 +369,12 @@ unsafe extern "C" fn ucp_request_free(request: *mut c_void) {
     world(|world| world.free(number(request)));
 }
 
+/// Asked for to learn whether a connection is being made. Here they stand as soon as they are asked for.
+#[unsafe(no_mangle)]
+extern "C" fn ucp_worker_flush_nbx(_: ucp_worker_h, _: *const ucp_request_param_t) -> *mut c_void {
+    ptr::null_mut()
+}
+
 /// What kvferry looks up and never calls. The answer is the same as a status and as a pointer.
 macro_rules! unsupported {
     ($($name:ident)*) => { $(
@@ -380,6 +386,6 @@ macro_rules! unsupported {
 }
 
 unsupported! {
-    ucp_context_query ucp_worker_signal ucp_worker_flush_nbx ucp_rkey_ptr ucp_tag_recv_nbx ucp_worker_set_am_recv_handler
+    ucp_context_query ucp_worker_signal ucp_rkey_ptr ucp_tag_recv_nbx ucp_worker_set_am_recv_handler
     ucp_am_send_nbx ucp_am_recv_data_nbx ucp_am_data_release ucp_request_cancel
 }

@@ -1,7 +1,7 @@
 //! What this machine offers, found out by trying.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, getrlimit};
@@ -54,6 +54,8 @@ pub struct UcxFound {
     pub path: PathBuf,
     /// Why it was taken.
     pub origin: Origin,
+    /// The directory that `KVFERRY_UCX_DIR` names, if it is another one: this process had a libucp open before.
+    pub overridden: Option<PathBuf>,
     /// The transports of an endpoint from this process to itself; `None` before UCX 1.14, which does not say.
     pub lanes: Option<Vec<Lane>>,
 }
@@ -99,6 +101,8 @@ pub enum TrialError {
 pub enum Finding {
     /// There is no UCX.
     NoUcx,
+    /// The UCX in use is not the one that `KVFERRY_UCX_DIR` names.
+    UcxOverridden,
     /// The UCX has no kernel copies with peer error handling: caller-owned memory of a peer on this host is reached through
     /// sockets only, or through an inbox.
     OldUcx,
@@ -116,6 +120,9 @@ impl Finding {
     pub fn fix(&self) -> &'static str {
         match self {
             Self::NoUcx => "install libucx0 (1.13 or newer) or the Python wheel libucx-cu13, or set KVFERRY_UCX_DIR",
+            Self::UcxOverridden => {
+                "load kvferry before whatever else opens UCX in this process, or have both use the same directory"
+            }
             Self::OldUcx => "use UCX 1.16 or newer, or allocate pools through this library: then nothing depends on it",
             Self::RouteBroken(Route::Direct | Route::Landing) => {
                 "let the process read /proc/<pid>/fd of its peers (same user, same PID namespace) and create memory files, and \
@@ -156,7 +163,11 @@ pub fn report() -> Report {
         if ucx.version() < crate::route::CMA_WITH_ERROR_HANDLING {
             findings.push(Finding::OldUcx);
         }
-        UcxFound { version: ucx.version(), path: ucx.path().to_owned(), origin: ucx.origin(), lanes }
+        let overridden = ucx.overridden_directory().map(Path::to_owned);
+        if overridden.is_some() {
+            findings.push(Finding::UcxOverridden);
+        }
+        UcxFound { version: ucx.version(), path: ucx.path().to_owned(), origin: ucx.origin(), overridden, lanes }
     });
     if ucx.is_err() {
         findings.push(Finding::NoUcx);
@@ -223,6 +234,7 @@ impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoUcx => f.write_str("there is no UCX"),
+            Self::UcxOverridden => f.write_str("another UCX was open already than KVFERRY_UCX_DIR names"),
             Self::OldUcx => {
                 f.write_str("this UCX cannot have the kernel copy between processes with error handling on")
             }
@@ -238,6 +250,9 @@ impl fmt::Display for Report {
         match &self.ucx {
             Ok(ucx) => {
                 writeln!(f, "UCX {} {} ({})", ucx.version, ucx.path.display(), ucx.origin)?;
+                if let Some(directory) = &ucx.overridden {
+                    writeln!(f, "not the one in {}, which KVFERRY_UCX_DIR names", directory.display())?;
+                }
                 match &ucx.lanes {
                     Some(lanes) => {
                         let lanes = lanes.iter().map(|lane| format!("{}/{}", lane.transport, lane.device));

@@ -225,11 +225,6 @@ impl Rank {
         self.engine.ucx_version()
     }
 
-    /// The rank's page table.
-    pub fn table(&self) -> &PageTable {
-        &self.table
-    }
-
     fn content(&self) -> Content<'_> {
         Content::new(&self.table, &self.regions, self.slots_per_frame, self.seed)
     }

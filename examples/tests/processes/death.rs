@@ -47,7 +47,7 @@ fn kill_a_sender(transport: &str) {
 
     let receiver = receiver.end();
     let line = receiver.failure(1);
-    assert!(line.starts_with("request 1 attempt 0: source rank 1 "), "{line}");
+    assert!(line.contains(": source rank 1 "), "{line}");
     // To notice takes the deadline at most; the rest is for a busy machine.
     assert!(killed.elapsed() < 2 * DEADLINE, "{:?}", killed.elapsed());
     let last = receiver.stdout.lines().last().unwrap();
@@ -87,7 +87,7 @@ fn kill_the_receiver(transport: &str) {
     victim.end();
     for sender in [sender, other].map(Running::end) {
         let line = sender.failure(1);
-        assert!(line.starts_with("request 1 attempt 0: destination rank 0 "), "{line}");
+        assert!(line.contains(": destination rank 0 "), "{line}");
     }
     assert!(killed.elapsed() < 2 * DEADLINE, "{:?}", killed.elapsed());
 }

@@ -3,6 +3,7 @@
 
 mod death;
 mod meeting;
+mod namespaces;
 mod replay;
 mod run;
 mod transfer;

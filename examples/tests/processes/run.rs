@@ -39,6 +39,10 @@ pub(crate) fn command(program: &'static str, line: &str) -> Command {
     };
     let mut command = Command::new(path);
     command.args(line.split_whitespace());
+    prepared(command)
+}
+
+fn prepared(mut command: Command) -> Command {
     for variable in ["UCX_TLS", "UCX_LOG_LEVEL", "RUST_LOG"] {
         command.env_remove(variable);
     }
@@ -47,7 +51,19 @@ pub(crate) fn command(program: &'static str, line: &str) -> Command {
 }
 
 pub(crate) fn start(program: &'static str, line: &str) -> Running {
-    let mut process = command(program, line).spawn().unwrap();
+    spawn(program, command(program, line))
+}
+
+/// The same in a network namespace.
+pub(crate) fn start_in(namespace: &str, program: &'static str, line: &str) -> Running {
+    let inner = command(program, line);
+    let mut outer = Command::new("ip");
+    outer.args(["netns", "exec", namespace]).arg(inner.get_program()).args(inner.get_args());
+    spawn(program, prepared(outer))
+}
+
+fn spawn(program: &'static str, mut command: Command) -> Running {
+    let mut process = command.spawn().unwrap();
     let stderr = read_all(process.stderr.take().unwrap());
     Running { program, process, stderr, started: Instant::now() }
 }

@@ -20,7 +20,7 @@ pub(crate) enum Pool {
 }
 
 /// Which blocks of a pool are meant, and what is in them.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Blocks {
     pub(crate) order: Order,
     pub(crate) size: u64,

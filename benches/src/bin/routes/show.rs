@@ -79,6 +79,7 @@ pub(crate) fn line(way: &Way, blocks: &Blocks, measured: &Measured) -> serde_jso
         "gbps_max": gbps(measured.best()),
         "gbps_e2e": gbps(measured.median()),
         "us_per_desc": measured.median() * 1e6 / count as f64,
+        "round_ms": measured.seconds.iter().map(|seconds| seconds * 1e3).collect::<Vec<_>>(),
         "first_ms": measured.first_seconds * 1e3,
         "total_ms": measured.median() * 1e3,
         "cpu_s_per_gb": cpu_per_gb(blocks, measured),

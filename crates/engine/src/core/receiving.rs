@@ -439,6 +439,7 @@ impl Core {
             let about = About { key, serial: part.serial };
             let again = if part.end.is_none() { receive.want(key, part) } else { Message::Cancel(about) };
             actions.push(say(epoch, again));
+            self.resent += 1;
         }
         self.arm_incoming(key, epoch);
         actions

@@ -632,6 +632,7 @@ impl Core {
         }
         if part.asks.as_mut().is_some_and(|asks| asks.is_due(now)) && up {
             actions.extend(part.question(ticket.key, &send.note).map(|again| say(epoch, again)));
+            self.resent += 1;
         }
         self.arm_outgoing(ticket, epoch);
         actions

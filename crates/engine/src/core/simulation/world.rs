@@ -430,9 +430,9 @@ impl World {
                 }
                 let middle = held as u64 * BLOCK_TOKENS + 5;
                 let whole = held == 0 || middle >= end;
-                let parts = if whole { vec![0..end] } else { vec![0..middle, middle..end] };
-                for (number, tokens) in parts.into_iter().enumerate() {
-                    let part = PartSpec { tokens, ..PartSpec::default() };
+                let bounds = if whole { vec![0, end] } else { vec![0, middle, end] };
+                for (number, bounds) in bounds.windows(2).enumerate() {
+                    let part = PartSpec { tokens: bounds[0]..bounds[1], ..PartSpec::default() };
                     let deed = Deed::Push { key, part, ready: !self.random.one_in(3) };
                     // Parts follow each other.
                     if number == 0 { self.do_deed(index, deed) } else { self.deeds.push((index, deed)) }
@@ -495,10 +495,8 @@ impl World {
                         self.do_deed(index, deed);
                     }
                 }
-                78..84 => {
-                    if self.keys.len() < 24 {
-                        self.post();
-                    }
+                78..84 if self.keys.len() < 24 => {
+                    self.post();
                 }
                 84..88 => {
                     let time = Duration::from_millis([1, 50, 300, 3000][self.random.below(4)]);

@@ -1,0 +1,141 @@
+//! Two instances of four ranks in network namespaces of their own, with a link between them that is cut: for a while, which
+//! costs time and nothing else, or for good, which every rank notices.
+//!
+//! Needs `ip` and the right to make namespaces. Where that is missing, the tests say so and pass.
+
+use std::io::{BufRead, BufReader};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use kvferry_examples::event::{Event, Phase};
+
+use crate::run::{Running, start_in};
+
+/// Four ranks on either side, each of which has to do with two of the other.
+const JOB: &str = "--tokens 4096 --from pp2tp2 --to tp4 --block-tokens-to 16 --transport tcp --json";
+
+/// Two namespaces with a cable between them. Taken down when dropped.
+struct Cable {
+    prefill: String,
+    decode: String,
+}
+
+/// What `ip` prints, or why it fails.
+fn ip(line: &str) -> Result<String, String> {
+    let output = Command::new("ip").args(line.split_whitespace()).output().map_err(|error| error.to_string())?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    output.status.success().then(|| text(&output.stdout)).ok_or_else(|| text(&output.stderr))
+}
+
+impl Cable {
+    /// `None`, said aloud, where that is not permitted.
+    fn lay(test: &str) -> Option<Self> {
+        let name = |side: char| format!("kvf{}{side}{test}", std::process::id() % 100_000);
+        let cable = Self { prefill: name('p'), decode: name('d') };
+        let Self { prefill, decode } = &cable;
+        let laid = [
+            format!("netns add {prefill}"),
+            format!("netns add {decode}"),
+            format!("-n {prefill} link add {prefill} type veth peer name {decode} netns {decode}"),
+            format!("-n {prefill} addr add 10.77.0.1/24 dev {prefill}"),
+            format!("-n {decode} addr add 10.77.0.2/24 dev {decode}"),
+            format!("-n {prefill} link set lo up"),
+            format!("-n {decode} link set lo up"),
+            format!("-n {decode} link set {decode} up"),
+            format!("-n {prefill} link set {prefill} up"),
+        ];
+        match laid.iter().try_for_each(|line| ip(line).map(drop)) {
+            Ok(()) => {
+                cable.wait_until_up();
+                Some(cable)
+            }
+            Err(error) => {
+                eprintln!("skipped: network namespaces cannot be had here: {error}");
+                None
+            }
+        }
+    }
+
+    /// UCX leaves out a device that is not up yet.
+    fn wait_until_up(&self) {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        for namespace in [&self.prefill, &self.decode] {
+            while !ip(&format!("-n {namespace} link show {namespace}")).unwrap().contains(" state UP ") {
+                assert!(Instant::now() < deadline, "{namespace} does not come up");
+                thread::sleep(Duration::from_millis(10));
+            }
+        }
+    }
+
+    fn cut(&self) {
+        ip(&format!("-n {} link set {} down", self.prefill, self.prefill)).unwrap();
+    }
+
+    fn heal(&self) {
+        ip(&format!("-n {} link set {} up", self.prefill, self.prefill)).unwrap();
+    }
+
+    /// Starts all ranks: the senders, then the receivers.
+    fn start(&self, deadline: Duration) -> (Vec<Running>, tempfile::TempDir) {
+        let meet = tempfile::tempdir().unwrap();
+        let ranks = [("sender", &self.prefill), ("receiver", &self.decode)].into_iter();
+        let ranks = ranks.flat_map(|(program, namespace)| (0..4).map(move |rank| (program, namespace, rank)));
+        let start = |(program, namespace, rank): (_, &String, u32)| {
+            let (meet, deadline_s) = (meet.path().display(), deadline.as_secs());
+            start_in(namespace, program, &format!("{JOB} --rank {rank} --meet {meet} --deadline-s {deadline_s}"))
+        };
+        (ranks.map(start).collect(), meet)
+    }
+}
+
+impl Drop for Cable {
+    fn drop(&mut self) {
+        for namespace in [&self.prefill, &self.decode] {
+            let _ = ip(&format!("netns del {namespace}")); // it may never have been made
+        }
+    }
+}
+
+/// Waits until a sender says that bytes have moved, then reads on, so that it never waits for a reader.
+fn first_bytes(sender: &mut Running) {
+    let mut lines = BufReader::new(sender.process.stdout.take().unwrap()).lines();
+    let moves = |line: String| {
+        let event = serde_json::from_str(&line).unwrap();
+        matches!(event, Event::Progress { phase: Phase::Move, done_bytes: 1.., .. })
+    };
+    assert!(lines.any(|line| moves(line.unwrap())), "the first bytes have moved");
+    thread::spawn(move || lines.for_each(drop));
+}
+
+#[test]
+fn a_link_that_is_cut_and_healed_costs_time_only() {
+    const CUT: Duration = Duration::from_secs(2);
+    let Some(cable) = Cable::lay("h") else { return };
+    let (mut ranks, _meet) = cable.start(Duration::from_secs(40));
+    first_bytes(&mut ranks[0]);
+    cable.cut();
+    thread::sleep(CUT);
+    cable.heal();
+    for ended in ranks.into_iter().map(Running::end) {
+        assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
+        assert!(ended.elapsed > CUT, "{ended:?}");
+    }
+}
+
+#[test]
+fn a_link_that_stays_cut_ends_every_rank_within_its_deadline() {
+    const DEADLINE: Duration = Duration::from_secs(4);
+    let Some(cable) = Cable::lay("c") else { return };
+    let (mut ranks, _meet) = cable.start(DEADLINE);
+    first_bytes(&mut ranks[0]);
+    cable.cut();
+    let cut = Instant::now();
+    for ended in ranks.into_iter().map(Running::end) {
+        let other = if ended.program == "sender" { "destination rank " } else { "source rank " };
+        let line = ended.failure(1);
+        assert!(line.starts_with("request 1 attempt 0: ") && line.contains(other), "{line}");
+    }
+    // The deadline to notice, as long again to part, and the rest for a busy machine.
+    assert!(cut.elapsed() < 4 * DEADLINE, "{:?}", cut.elapsed());
+}
