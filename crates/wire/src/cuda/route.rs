@@ -22,13 +22,6 @@ use crate::region::MemoryKind;
 use crate::route::{PUTS_NOT_EMULATED, Route, RouteReason};
 use crate::transfer::{Direction, Work};
 
-/// Blocks that fill NVLink, measured on H200 end to end: 16 make 230 to 240 GB/s, 24 make 344 to 350, 32 and all 132 make 353 to
-/// 360.
-const BLOCKS: u32 = 32;
-
-/// Blocks that scatter: twice as many, so that the chunks of a slab are free sooner than the next come.
-const SCATTER_BLOCKS: u32 = 64;
-
 /// What a progress thread copies with.
 pub(crate) struct Carriers {
     /// Of transfers that this side sends.
@@ -39,11 +32,8 @@ pub(crate) struct Carriers {
 
 impl Carriers {
     pub(crate) fn start(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
-        let queue = |default: u32| {
-            let blocks = gpu.options.sm_blocks.unwrap_or(default).clamp(1, gpu.processors.max(1));
-            Ok(Rc::new(RefCell::new(Queue::new(gpu, blocks)?)))
-        };
-        Ok(Self { outgoing: queue(BLOCKS)?, incoming: queue(SCATTER_BLOCKS)? })
+        let queue = || Ok(Rc::new(RefCell::new(Queue::new(gpu)?)));
+        Ok(Self { outgoing: queue()?, incoming: queue()? })
     }
 
     pub(crate) fn incoming(&self) -> &Rc<RefCell<Queue>> {
