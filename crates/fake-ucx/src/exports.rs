@@ -375,12 +375,6 @@ unsafe extern "C" fn ucp_request_free(request: *mut c_void) {
     world(|world| world.free(number(request)));
 }
 
-/// Asked for to learn whether a connection is being made. Here they stand as soon as they are asked for.
-#[unsafe(no_mangle)]
-extern "C" fn ucp_worker_flush_nbx(_: ucp_worker_h, _: *const ucp_request_param_t) -> *mut c_void {
-    ptr::null_mut()
-}
-
 /// What kvferry looks up and never calls. The answer is the same as a status and as a pointer.
 macro_rules! unsupported {
     ($($name:ident)*) => { $(
