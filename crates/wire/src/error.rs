@@ -270,7 +270,7 @@ pub enum PutError {
         #[source]
         refusal: Refusal,
     },
-    /// The options ask for a route that this transfer cannot take: nothing was written.
+    /// The options ask for a route that this transfer cannot take, or a pull has none: nothing was written.
     #[error("the route {route} cannot be taken to this target")]
     RouteUnavailable {
         /// The route.

@@ -53,7 +53,7 @@ pub enum RouteReason {
     GpuRefused,
     /// This side has no GPU.
     NoGpu,
-    /// The bytes are pulled from memory that is not mapped here: each run is read.
+    /// The bytes are pulled from memory that is not mapped here: the kernel reads each run.
     Pulled,
     /// This UCX may emulate puts, and one that dies amid emulated puts takes its target with it.
     PutsEmulated,
@@ -148,6 +148,10 @@ pub(crate) fn choose(facts: &Facts) -> Result<(Route, RouteReason), Route> {
     Ok(if facts.target_mapped {
         (Route::Direct, RouteReason::TargetMapped)
     } else if facts.pulled {
+        // Everywhere else the peer answers each read, and may abort if this side is dead by then (UCX 1.22 has, in `stubs.c`).
+        if !facts.kernel_copies {
+            return Err(Route::Runs);
+        }
         (Route::Runs, RouteReason::Pulled)
     } else if !facts.inbox {
         (Route::Runs, RouteReason::NoInbox)
@@ -202,6 +206,7 @@ mod tests {
             (Facts { puts_emulated: true, runs: 1, ..local }, (Landing, PutsEmulated)),
             (Facts { pulled: true, target_mapped: true, ..local }, (Direct, TargetMapped)),
             (Facts { pulled: true, ..local }, (Runs, Pulled)),
+            (Facts { pulled: true, forced: Some(Runs), ..REMOTE }, (Runs, Forced)),
         ] {
             assert_eq!(choose(&facts), Ok(expected), "{facts:?}");
         }
@@ -214,6 +219,7 @@ mod tests {
         assert_eq!(forced(Route::Landing, REMOTE), Err(Route::Landing));
         assert_eq!(forced(Route::Staged, Facts { inbox: false, ..REMOTE }), Err(Route::Staged));
         assert_eq!(forced(Route::Staged, Facts { pulled: true, ..REMOTE }), Err(Route::Staged));
+        assert_eq!(choose(&Facts { pulled: true, ..REMOTE }), Err(Route::Runs));
         assert_eq!(
             forced(Route::Runs, Facts { target_mapped: true, ..REMOTE }),
             Ok((Route::Runs, RouteReason::Forced))

@@ -249,9 +249,12 @@ impl Worker {
     }
 
     /// As [`put`](Self::put), the other way: copies each part's remote memory to its local memory. Reads what is there when
-    /// it reads: have the peer say first that it is. A peer whose memory is mapped here takes no part in it, others serve
-    /// the reads with their progress threads. There is no inbox on this way: [`Route::Direct`](crate::Route::Direct) and
-    /// [`Route::Runs`](crate::Route::Runs) are all the routes, and of GPU memory there is none yet.
+    /// it reads: have the peer say first that it is. The peer takes no part in it: its memory is mapped here
+    /// ([`Route::Direct`](crate::Route::Direct)), or the kernel reads it ([`Route::Runs`](crate::Route::Runs) over cma, from
+    /// UCX 1.16 on). Elsewhere the transfer ends with
+    /// [`PutError::RouteUnavailable`](crate::PutError::RouteUnavailable), unless the options force `Runs`: over a network
+    /// whose adapters read by themselves that is as good, over sockets and UCX's shared memory the peer answers each read,
+    /// and UCX has been seen to abort it when the reader was killed meanwhile. GPU memory is not pulled yet.
     ///
     /// # Errors
     ///

@@ -62,9 +62,9 @@ impl Target {
         Self::start_with(Setup { transports: transports.map(str::to_owned), runs: false, epoch, bytes })
     }
 
-    /// One that pulls a run at a time.
-    pub(crate) fn start_puller(transports: Option<&str>, epoch: u64, bytes: u64) -> Self {
-        Self::start_with(Setup { transports: transports.map(str::to_owned), runs: true, epoch, bytes })
+    /// One that pulls by UCX, a run at a time, or as it likes.
+    pub(crate) fn start_puller(runs: bool, epoch: u64, bytes: u64) -> Self {
+        Self::start_with(Setup { transports: None, runs, epoch, bytes })
     }
 
     fn start_with(setup: Setup) -> Self {

@@ -9,7 +9,8 @@ use super::puts::{STRIDED_BYTES, stride, strided};
 
 /// Whether the bytes can come this way; else it is refused by name.
 fn can_pull(way: &Way) -> bool {
-    !matches!(way.options.route, Some(Route::Landing | Route::Staged))
+    let mapped = way.options.transports.as_deref() != Some("tcp");
+    mapped && way.options.route.is_none() || matches!(way.options.route, Some(Route::Direct | Route::Runs))
 }
 
 /// A part the other way round.
@@ -43,7 +44,7 @@ pub(crate) fn pulled_pieces_land_where_they_belong_and_nowhere_else(way: &Way) {
     let (id, result) = a.done();
     assert_eq!(id, TransferId(5));
     if !can_pull(way) {
-        let route = way.options.route.unwrap();
+        let route = way.options.route.unwrap_or(Route::Runs);
         assert_eq!(result, Err(PutError::RouteUnavailable { route }));
         return;
     }
