@@ -9,9 +9,9 @@ use kvferry_wire::Status;
 
 use super::recent::Recent;
 use super::timers::Subject;
-use super::{Action, Core, LinkId, Peer, RESEND_MAX, Resend, Ticket, say};
+use super::{Action, Core, LinkId, Peer, RESEND_MAX, Resend, Ticket};
 use crate::error::{ConnectError, PeerName};
-use crate::message::{CallId, Message, Refusal, RequestKey, Serial, Want};
+use crate::message::{CallId, Refusal, RequestKey, Serial, Want};
 
 #[derive(Debug)]
 pub(super) struct PeerState {
@@ -187,7 +187,7 @@ impl Core {
         let mut actions = self.greet(epoch);
         // A greeting that came while there was no way to answer it.
         let peer = &self.peers[&epoch];
-        actions.extend(peer.call.map(|call| say(epoch, Message::Welcome(call))));
+        actions.extend(peer.call.map(|call| self.answer(epoch, call)));
         self.timers.set(Subject::Peer(epoch), Some(resend.due));
         actions
     }
