@@ -65,12 +65,7 @@ impl Core {
             let name = PeerName { side: other(side), rank: peer.rank };
             let own_call = CallId(self.next_call);
             self.next_call += 1;
-            let mut state = PeerState::new(link, name, peer, own_call, resend);
-            if let Some(earlier) = self.peers.remove(&epoch) {
-                // It left an earlier link behind which is not over physically.
-                (state.source, state.destination) = (earlier.source, earlier.destination);
-            }
-            self.peers.insert(epoch, state);
+            self.take_up(epoch, PeerState::new(link, name, peer, own_call, resend));
             self.timers.set(Subject::Peer(epoch), Some(resend.due));
             actions.extend(self.greet(epoch));
             early.extend(self.early_hellos.remove(&epoch).map(|(_, hello)| (epoch, hello)));

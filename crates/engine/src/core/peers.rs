@@ -269,11 +269,19 @@ impl Core {
         let resend = Resend::new(now, &self.limits);
         let own_call = CallId(self.next_call);
         self.next_call += 1;
-        self.peers.insert(epoch, PeerState::new(link, name, peer, own_call, resend));
+        self.take_up(epoch, PeerState::new(link, name, peer, own_call, resend));
         self.timers.set(Subject::Peer(epoch), Some(resend.due));
         actions.extend(self.hello(now, epoch, hello));
         actions.extend(self.greet(epoch));
         actions
+    }
+
+    /// Makes a life of a peer a member of a link. It may have left something behind in an earlier one.
+    pub(super) fn take_up(&mut self, epoch: u64, mut state: PeerState) {
+        if let Some(earlier) = self.peers.remove(&epoch) {
+            (state.source, state.destination) = (earlier.source, earlier.destination);
+        }
+        self.peers.insert(epoch, state);
     }
 
     /// What claimed to be a peer's next life is not believed.
