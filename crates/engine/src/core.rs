@@ -219,7 +219,7 @@ impl Core {
     pub(crate) fn heard(&mut self, now: Instant, epoch: u64, message: Message) -> Vec<Action> {
         match message {
             Message::Hello(hello) => self.hello(now, epoch, hello),
-            Message::Welcome(call) => self.welcome(now, epoch, call),
+            Message::Welcome(welcome) => self.welcome(now, epoch, welcome),
             Message::Bye(bye) => self.bye(now, epoch, bye),
             Message::Want(want) => self.want(now, epoch, want),
             Message::Got(about) => self.got(now, epoch, about),

@@ -39,10 +39,17 @@ pub(crate) struct Hello {
     pub(crate) born: u64,
     /// Digest of the template between the two ranks, as the peer computed it.
     pub(crate) template: Digest,
-    /// Every want that the peer has sent so far has a serial below this one.
-    pub(crate) floor: u64,
     /// The peer's card, for those who know an earlier life of it only.
     pub(crate) card: Vec<u8>,
+}
+
+/// The peer has a link of its own for the two ranks, and has heard this side's call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Welcome {
+    /// This side's call.
+    pub(crate) call: CallId,
+    /// Every want that the peer had sent before it heard that call has a serial below this one, and is over.
+    pub(crate) floor: u64,
 }
 
 /// The peer leaves.
@@ -163,8 +170,8 @@ pub(crate) struct Refused {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
     Hello(Hello),
-    /// The peer's answer to this side's call: it has a link of its own for the two ranks.
-    Welcome(CallId),
+    /// The peer's answer to this side's call.
+    Welcome(Welcome),
     /// The peer's call, and the link that it made, are over.
     Bye(Bye),
     /// From a destination. Answered by `Got`, or any word of how it goes.
@@ -266,8 +273,8 @@ mod tests {
         let (call, answers, card) = (CallId(8), Some(CallId(2)), vec![1, 2]);
         let (template, instance) = (Digest(5), "prefill".to_owned());
         for message in [
-            Message::Hello(Hello { call, answers, source: true, instance, rank: 3, born: 5, template, floor: 4, card }),
-            Message::Welcome(CallId(1)),
+            Message::Hello(Hello { call, answers, source: true, instance, rank: 3, born: 5, template, card }),
+            Message::Welcome(Welcome { call: CallId(1), floor: 4 }),
             Message::Bye(Bye { call: CallId(u64::MAX), settled: true }),
             Message::Want(Want { about, tokens: 0..128, bytes: 4096, plan: Digest(6), block_maps }),
             Message::Got(about),

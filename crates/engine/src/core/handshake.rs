@@ -19,7 +19,7 @@ use super::peers::{Line, PeerState};
 use super::timers::Subject;
 use super::{Action, Core, Introduction, LinkId, Peer, Resend, other, say};
 use crate::error::{ConnectError, PeerName};
-use crate::message::{Bye, CallId, Hello, Message, RequestKey};
+use crate::message::{Bye, CallId, Hello, Message, RequestKey, Welcome};
 
 /// Greetings kept of peers that this side has not been told to connect to yet. Beyond that the oldest goes.
 pub(super) const EARLY_HELLOS_MAX: usize = 4096;
@@ -65,12 +65,7 @@ impl Core {
             let name = PeerName { side: other(side), rank: peer.rank };
             let own_call = CallId(self.next_call);
             self.next_call += 1;
-            let mut state = PeerState::new(link, name, peer, own_call, resend);
-            if let Some(earlier) = self.peers.remove(&epoch) {
-                // It left an earlier link behind which is not over physically.
-                (state.source, state.destination) = (earlier.source, earlier.destination);
-            }
-            self.peers.insert(epoch, state);
+            self.take_up(epoch, PeerState::new(link, name, peer, own_call, resend));
             self.timers.set(Subject::Peer(epoch), Some(resend.due));
             actions.extend(self.greet(epoch));
             early.extend(self.early_hellos.remove(&epoch).map(|(_, hello)| (epoch, hello)));
@@ -121,7 +116,6 @@ impl Core {
             rank: link.rank,
             born,
             template: peer.peer.template.digest(),
-            floor: self.next_serial,
             card,
         };
         vec![say(epoch, Message::Hello(hello))]
@@ -141,8 +135,6 @@ impl Core {
         }
         let (link, own_call) = (peer.link, peer.own_call);
         let anew = peer.call.replace(hello.call).is_some_and(|call| call != hello.call);
-        let state = &mut peer.destination;
-        state.floor = state.floor.max(hello.floor.min(u64::MAX / 2));
         let mut actions = Vec::new();
         match peer.line {
             Line::Up if anew && hello.answers != Some(own_call) => {
@@ -162,7 +154,7 @@ impl Core {
             }
             _ => {}
         }
-        actions.push(say(epoch, Message::Welcome(hello.call)));
+        actions.push(self.answer(epoch, hello.call));
         actions.extend(self.came_up(now, epoch));
         actions.extend(self.connected(link));
         actions
@@ -194,13 +186,20 @@ impl Core {
         }
     }
 
-    pub(super) fn welcome(&mut self, now: Instant, epoch: u64, call: CallId) -> Vec<Action> {
+    /// Welcomes a peer's call.
+    pub(super) fn answer(&self, epoch: u64, call: CallId) -> Action {
+        say(epoch, Message::Welcome(Welcome { call, floor: self.next_serial }))
+    }
+
+    pub(super) fn welcome(&mut self, now: Instant, epoch: u64, Welcome { call, floor }: Welcome) -> Vec<Action> {
         let Some(peer) = self.peers.get_mut(&epoch) else { return Vec::new() };
         let Line::Greeting { .. } = peer.line else { return Vec::new() };
         if call != peer.own_call {
             return Vec::new(); // to an earlier call
         }
         let link = peer.link;
+        // What the peer wanted before it heard this call is over, however late it comes; what it wants from now on is not below.
+        peer.destination.floor = peer.destination.floor.max(floor);
         peer.line = Line::Up;
         peer.dial_wait = self.limits.resend;
         self.timers.set(Subject::Peer(epoch), None);

@@ -9,9 +9,9 @@ use kvferry_wire::Status;
 
 use super::recent::Recent;
 use super::timers::Subject;
-use super::{Action, Core, LinkId, Peer, RESEND_MAX, Resend, Ticket, say};
+use super::{Action, Core, LinkId, Peer, RESEND_MAX, Resend, Ticket};
 use crate::error::{ConnectError, PeerName};
-use crate::message::{CallId, Message, Refusal, RequestKey, Serial, Want};
+use crate::message::{CallId, Refusal, RequestKey, Serial, Want};
 
 #[derive(Debug)]
 pub(super) struct PeerState {
@@ -187,7 +187,7 @@ impl Core {
         let mut actions = self.greet(epoch);
         // A greeting that came while there was no way to answer it.
         let peer = &self.peers[&epoch];
-        actions.extend(peer.call.map(|call| say(epoch, Message::Welcome(call))));
+        actions.extend(peer.call.map(|call| self.answer(epoch, call)));
         self.timers.set(Subject::Peer(epoch), Some(resend.due));
         actions
     }
@@ -269,11 +269,19 @@ impl Core {
         let resend = Resend::new(now, &self.limits);
         let own_call = CallId(self.next_call);
         self.next_call += 1;
-        self.peers.insert(epoch, PeerState::new(link, name, peer, own_call, resend));
+        self.take_up(epoch, PeerState::new(link, name, peer, own_call, resend));
         self.timers.set(Subject::Peer(epoch), Some(resend.due));
         actions.extend(self.hello(now, epoch, hello));
         actions.extend(self.greet(epoch));
         actions
+    }
+
+    /// Makes a life of a peer a member of a link. It may have left something behind in an earlier one.
+    pub(super) fn take_up(&mut self, epoch: u64, mut state: PeerState) {
+        if let Some(earlier) = self.peers.remove(&epoch) {
+            (state.source, state.destination) = (earlier.source, earlier.destination);
+        }
+        self.peers.insert(epoch, state);
     }
 
     /// What claimed to be a peer's next life is not believed.

@@ -15,7 +15,7 @@ use super::handshake::EARLY_HELLOS_MAX;
 use super::{Action, Core, Handle, Introduction, Limits, LinkId, PartSpec, Peer, PutId, Ticket};
 use crate::error::{ConnectError, PeerName, PostError, RequestError, TransferError};
 use crate::message::{
-    About, Bye, CallId, Done, Hello, Message, Moved, Refusal, Refused, RequestKey, Serial, Stopped, Want,
+    About, Bye, CallId, Done, Hello, Message, Moved, Refusal, Refused, RequestKey, Serial, Stopped, Want, Welcome,
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -77,7 +77,12 @@ fn want(request: u64, serial: u64) -> Want {
 fn hello(source: bool, call: CallId, answers: Option<CallId>) -> Hello {
     let template = peer().template.digest();
     let (instance, card) = (String::new(), vec![1]);
-    Hello { call, answers, source, instance, rank: 0, born: 9, template, floor: 0, card }
+    Hello { call, answers, source, instance, rank: 0, born: 9, template, card }
+}
+
+/// The answer to a call, from a rank that has wanted nothing so far.
+fn welcome(call: CallId) -> Message {
+    Message::Welcome(Welcome { call, floor: 0 })
 }
 
 fn other(side: Side) -> u64 {
@@ -94,8 +99,8 @@ fn connecting(now: Instant, side: Side) -> Core {
 fn connected(now: Instant, side: Side) -> Core {
     let mut core = connecting(now, side);
     let greeting = hello(side != Side::Source, CALL, None);
-    assert_eq!(said(&core.heard(now, other(side), Message::Hello(greeting))), [Message::Welcome(CALL)]);
-    let actions = core.heard(now, other(side), Message::Welcome(OWN_CALL));
+    assert_eq!(said(&core.heard(now, other(side), Message::Hello(greeting))), [welcome(CALL)]);
+    let actions = core.heard(now, other(side), welcome(OWN_CALL));
     assert!(matches!(actions[..], [Action::Connected { link: LINK }]), "{actions:?}");
     core
 }
@@ -211,11 +216,14 @@ fn a_link_is_up_when_each_side_has_answered_the_others_call() {
     let mut early = new_core();
     assert!(early.heard(now, DESTINATION, Message::Hello(hello(false, CALL, None))).is_empty());
     let actions = early.connect(now, LINK, Side::Source, 0, BTreeMap::from([(DESTINATION, peer())]));
-    assert!(matches!(said(&actions)[..], [Message::Hello(_), Message::Welcome(CALL)]), "{actions:?}");
+    assert!(
+        matches!(said(&actions)[..], [Message::Hello(_), Message::Welcome(Welcome { call: CALL, .. })]),
+        "{actions:?}"
+    );
     assert!(matches!(send(&mut early, now, 1), Err(PostError::NoLink)), "a link that is not up takes no request");
     // An answer to another call is not one.
-    assert!(early.heard(now, DESTINATION, Message::Welcome(CallId(5))).is_empty());
-    let actions = early.heard(now, DESTINATION, Message::Welcome(OWN_CALL));
+    assert!(early.heard(now, DESTINATION, welcome(CallId(5))).is_empty());
+    let actions = early.heard(now, DESTINATION, welcome(OWN_CALL));
     assert!(matches!(actions[..], [Action::Connected { link: LINK }]), "{actions:?}");
 }
 
@@ -364,7 +372,7 @@ fn the_first_source_that_fails_ends_the_receive_and_the_others_are_asked_to_stop
     destination.connect(now, LINK, Side::Destination, 0, BTreeMap::from(peers));
     for (epoch, rank, call) in [(70, 2, 0), (80, 1, 1), (90, 0, 2)] {
         destination.heard(now, epoch, Message::Hello(Hello { rank, ..hello(true, CALL, None) }));
-        destination.heard(now, epoch, Message::Welcome(CallId(call)));
+        destination.heard(now, epoch, welcome(CallId(call)));
     }
     receive(&mut destination, now, 7).unwrap();
     let actions = destination.lost(now, 80, Status::ERR_CONNECTION_RESET);
@@ -394,7 +402,7 @@ fn a_receive_that_is_given_up_before_anybody_was_asked_is_quiet_at_once() {
     let peers = BTreeMap::from([(101, peer())]);
     destination.connect(now, LinkId(1), Side::Destination, 0, peers);
     destination.heard(now, 101, Message::Hello(hello(true, CALL, None)));
-    destination.heard(now, 101, Message::Welcome(CallId(1)));
+    destination.heard(now, 101, welcome(CallId(1)));
     let links = [LINK, LinkId(1)];
     let actions = destination.receive(now, key(7), &links, &maps(), &(0..32)).unwrap();
     assert!(actions.is_empty(), "nobody has announced to send it: {actions:?}");
@@ -468,11 +476,10 @@ fn forged() -> impl Strategy<Value = Message> {
     let key = (0..4u64).prop_map(key);
     let call = prop_oneof![Just(CALL), Just(OWN_CALL), any::<u64>().prop_map(CallId)];
     prop_oneof![
-        (any::<bool>(), call.clone(), any::<u64>(), any::<u32>()).prop_map(|(source, call, floor, rank)| {
-            Message::Hello(Hello { floor, rank: rank % 2, ..hello(source, call, None) })
-        }),
+        (any::<bool>(), call.clone(), any::<u32>())
+            .prop_map(|(source, call, rank)| { Message::Hello(Hello { rank: rank % 2, ..hello(source, call, None) }) }),
         (call.clone(), any::<bool>()).prop_map(|(call, settled)| Message::Bye(Bye { call, settled })),
-        call.prop_map(Message::Welcome),
+        (call, any::<u64>()).prop_map(|(call, floor)| Message::Welcome(Welcome { call, floor })),
         (about.clone(), any::<u64>()).prop_map(|(about, bytes)| Message::Moved(Moved { about, bytes })),
         (about.clone(), any::<u64>()).prop_map(|(about, bytes)| {
             Message::Done(Done { about, bytes, plan: Digest(0), note: vec![1], checks: Vec::new() })

@@ -19,8 +19,8 @@ impl Core {
     pub(super) fn want(&mut self, now: Instant, epoch: u64, want: Want) -> Vec<Action> {
         let about = want.about;
         let Some(peer) = self.peer_on(epoch, Side::Destination) else { return Vec::new() };
-        // Before its greeting an old want cannot be told from a new one.
-        if peer.call.is_none() || !peer.can_hear() {
+        // Before it has welcomed this side's call an old want cannot be told from a new one.
+        if !peer.is_up() {
             return Vec::new();
         }
         let ticket = Ticket { link: peer.link, key: about.key };
