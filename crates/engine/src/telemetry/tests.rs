@@ -10,6 +10,7 @@ use tracing_subscriber::fmt::format::FmtSpan;
 use super::*;
 use crate::core::LinkId;
 use crate::error::{PartError, PeerName, Phase};
+use crate::message::{CallId, Welcome};
 use crate::report::Times;
 
 const POSTED: Duration = Duration::from_micros(10);
@@ -175,7 +176,7 @@ fn slots_are_quarantined_from_the_end_of_a_request_until_they_are_quiet() {
 fn only_what_is_said_again_counts_as_resent() {
     let say = |message| Action::Say { epoch: 1, message };
     let recorded = record(|telemetry| {
-        let welcome = Message::Welcome(crate::message::CallId(1));
+        let welcome = Message::Welcome(Welcome { call: CallId(1), floor: 0 });
         telemetry.ticked(&[say(Message::Announce(key(1))), say(welcome), Action::Forget { epoch: 1 }]);
         telemetry.ticked(&[say(Message::Announce(key(1)))]);
     });
