@@ -21,7 +21,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How long after a first failure others are listened to: a rank that was killed is the better reason than those that
 /// missed it, and is noticed a little later.
-const FAILURE_GRACE: Duration = Duration::from_millis(300);
+const FAILURE_GRACE: Duration = Duration::from_secs(1);
 
 /// Why a rank's process did not do its job.
 #[derive(Debug, thiserror::Error)]
