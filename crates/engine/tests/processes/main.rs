@@ -5,7 +5,6 @@
 mod cancel;
 mod child;
 mod killed;
-mod load;
 mod rank;
 mod restarted;
 mod stopped;
