@@ -4,7 +4,9 @@
 
 mod cancel;
 mod child;
+mod connecting;
 mod killed;
+mod points;
 mod rank;
 mod restarted;
 mod stopped;
