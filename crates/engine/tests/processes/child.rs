@@ -162,14 +162,6 @@ impl Drop for Other {
     }
 }
 
-/// Open descriptors and resident bytes of this process.
-pub(crate) fn footprint() -> (usize, u64) {
-    let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count();
-    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
-    let pages: u64 = pages.split(' ').nth(1).unwrap().parse().unwrap();
-    (descriptors, pages * rustix::param::page_size() as u64)
-}
-
 /// A source in another process and a destination in this one, connected.
 pub(crate) fn with_source(way: Way, patience: Duration) -> (Other, Rank, Link) {
     let (mut source, destination) = (Other::start(way, 0, patience), Rank::start(way, 0, patience));

@@ -4,8 +4,9 @@
 
 mod cancel;
 mod child;
+mod connecting;
 mod killed;
-mod load;
+mod points;
 mod rank;
 mod restarted;
 mod stopped;

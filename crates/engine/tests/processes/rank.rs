@@ -15,7 +15,7 @@ pub(crate) const SLOT_BYTES: u64 = 1 << 20;
 pub(crate) const SLOTS: u32 = 96;
 
 /// What slots hold that nothing may write to.
-const CANARY: u8 = 0xa5;
+pub(crate) const CANARY: u8 = 0xa5;
 
 /// Transports and the only route over them, if there is to be one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,12 +1,12 @@
 //! SIGSTOP and SIGCONT of either side: the progress deadline holds, and slots that a frozen peer may write stay away until it
 //! has gone on and said that it will not.
 
-use std::thread;
 use std::time::{Duration, Instant};
 
 use kvferry::{NotQuiet, QuarantineReason, TransferError};
 
 use crate::child::{with_destination, with_source};
+use crate::points::{POINTS, Point};
 use crate::rank::{WAYS, all_slots, key};
 
 const PATIENCE: Duration = Duration::from_millis(1500);
@@ -17,8 +17,6 @@ const LONG: Duration = Duration::from_secs(20);
 /// A deadline is kept within a tenth; the rest is for a busy machine.
 const LATE: Duration = Duration::from_millis(150 + 850);
 
-const POINTS: [Option<Duration>; 3] = [None, Some(Duration::from_millis(2)), Some(Duration::from_millis(15))];
-
 #[test]
 fn a_frozen_source_may_write_until_it_has_gone_on_and_stopped() {
     for way in WAYS {
@@ -26,15 +24,18 @@ fn a_frozen_source_may_write_until_it_has_gone_on_and_stopped() {
             let (mut source, destination, link) = with_source(way, PATIENCE);
             let slots = all_slots();
             destination.guard(&slots);
-            let receive = destination.receive(link, key(1, 0), &slots).unwrap();
-            if let Some(after) = point {
+            let post = || destination.receive(link, key(1, 0), &slots).unwrap();
+            let posted = (point != Point::Idle).then(post);
+            if point.is_in_the_middle() {
                 source.send(key(1, 0), &slots, 7).unwrap();
-                thread::sleep(after);
             }
+            posted.iter().for_each(|receive| point.await_receive(&destination, receive));
             source.stop();
             let stopped = Instant::now();
+            let receive = posted.unwrap_or_else(post);
             let outcome = receive.wait(LONG).unwrap();
             let ended = stopped.elapsed();
+            assert!(outcome.is_ok() || !point.is_after(), "{way:?} {point:?}: {outcome:?}");
             let Err(error) = outcome else {
                 assert!(destination.holds(&slots, 7), "{way:?} {point:?}: said to be whole");
                 continue; // it was over before
@@ -67,28 +68,44 @@ fn a_frozen_destination_is_given_up_at_the_deadline() {
         let (source, mut destination, link) = with_destination(way, PATIENCE);
         let slots = all_slots();
         source.fill(&slots, 7);
-        // Nothing is asked for: the send waits.
-        destination.stop();
-        let posted = Instant::now();
-        let send = source.send(link, key(1, 0), &slots).unwrap();
-        let error = send.wait(LONG).unwrap().unwrap_err();
-        let ended = posted.elapsed();
-        let stalled = error.errors.iter().all(|part| matches!(part.error, TransferError::Stalled { .. }));
-        assert!(stalled, "{way:?}: {error}");
-        assert!(ended >= PATIENCE && ended < PATIENCE + LATE, "{way:?}: ended after {ended:?}");
-        assert!(send.wait_quiet(LONG).is_ok(), "{way:?}: nothing is read any more");
-        // It goes on, and what comes next goes well.
-        destination.go_on();
-        let deadline = Instant::now() + LONG;
-        for attempt in 1.. {
-            assert!(Instant::now() < deadline, "{way:?}: nothing moves any more");
-            if destination.receive(key(2, attempt), &slots).is_err() {
-                continue;
+        for (request, point) in (0..).zip(POINTS) {
+            let post = || source.send(link, key(request, 0), &slots).unwrap();
+            if point.is_in_the_middle() {
+                destination.receive(key(request, 0), &slots).unwrap();
             }
-            let Ok(send) = source.send(link, key(2, attempt), &slots) else { continue };
-            if send.wait(LONG).unwrap().is_ok() {
-                assert_eq!(destination.outcome(key(2, attempt)), Ok(()));
-                break;
+            let posted = (point != Point::Idle).then(post);
+            posted.iter().for_each(|send| point.await_send(send));
+            destination.stop();
+            let stopped = Instant::now();
+            let send = posted.unwrap_or_else(post);
+            let outcome = send.wait(LONG).unwrap();
+            let ended = stopped.elapsed();
+            assert!(outcome.is_ok() || !point.is_after(), "{way:?} {point:?}: {outcome:?}");
+            if let Err(error) = outcome {
+                let stalled = error.errors.iter().all(|part| matches!(part.error, TransferError::Stalled { .. }));
+                assert!(stalled, "{way:?} {point:?}: {error}");
+                assert!(ended < PATIENCE + LATE, "{way:?} {point:?}: ended after {ended:?}");
+                assert!(
+                    point.is_in_the_middle() || ended + LATE > PATIENCE,
+                    "{way:?} {point:?}: ended after {ended:?}"
+                );
+            }
+            destination.go_on();
+            let quiet = send.wait_quiet(LONG);
+            assert!(quiet.is_ok() || point == Point::Quiet, "{way:?} {point:?}: {quiet:?}");
+            println!("{way:?} {point:?}: ended after {ended:?}");
+            // What comes next goes well.
+            let deadline = Instant::now() + LONG;
+            for attempt in 1.. {
+                assert!(Instant::now() < deadline, "{way:?} {point:?}: nothing moves any more");
+                if destination.receive(key(request, attempt), &slots).is_err() {
+                    continue;
+                }
+                let Ok(send) = source.send(link, key(request, attempt), &slots) else { continue };
+                if send.wait(LONG).unwrap().is_ok() {
+                    assert_eq!(destination.outcome(key(request, attempt)), Ok(()));
+                    break;
+                }
             }
         }
     }
