@@ -8,6 +8,7 @@ use kvferry::RequestKey;
 
 use crate::member::{Connection, Heard, Member};
 use crate::pool::RANKS;
+use crate::random::Random;
 use crate::serve::{Ask, Report, Said, Setup};
 
 /// How long; nightly runs have more.
@@ -22,25 +23,6 @@ const UNDER_WAY_MAX: usize = 6;
 
 /// The last rank of each side is never killed: its memory is looked at.
 const SURVIVORS: [usize; 2] = [RANKS as usize - 1, 2 * RANKS as usize - 1];
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % bound
-    }
-
-    fn member(&mut self) -> usize {
-        usize::try_from(self.below(2 * u64::from(RANKS))).unwrap()
-    }
-
-    fn millis(&mut self, from: u64, to: u64) -> Duration {
-        Duration::from_millis(from + self.below(to - from))
-    }
-}
 
 /// A request, which is tried until it has gone well everywhere or was cancelled.
 struct Request {
@@ -85,7 +67,7 @@ impl Load {
             Member::start(index as usize, setup, say.clone())
         });
         Self {
-            random: Random(0x9e37_79b9),
+            random: Random::new(),
             members: members.collect(),
             heard,
             requests: BTreeMap::new(),
@@ -108,7 +90,9 @@ impl Load {
 
     fn hear(&mut self, index: usize, said: Said) {
         match said {
-            Said::Card { card, epoch } => self.members[index].card = Some((card, epoch)),
+            Said::Card { card, epoch, fragile } => {
+                (self.members[index].card, self.members[index].fragile) = (Some((card, epoch)), fragile);
+            }
             Said::Connected(Ok(())) => self.members[index].connection = Connection::Made,
             Said::Connected(Err(why)) => {
                 println!("rank {index} connects again: {why}");
@@ -201,7 +185,7 @@ impl Load {
     /// Cancels what is due, at one rank of those that have it.
     fn cancel(&mut self) {
         let now = Instant::now();
-        let at = self.random.member();
+        let at = self.any_member();
         for (number, request) in &mut self.requests {
             if request.waiting.contains(&at) && request.cancel.take_if(|at| *at <= now).is_some() {
                 request.cancelled = true;
@@ -211,10 +195,15 @@ impl Load {
         }
     }
 
+    fn any_member(&mut self) -> usize {
+        usize::try_from(self.random.below(2 * u64::from(RANKS))).unwrap()
+    }
+
     fn fault(&mut self) {
-        let index = self.random.member();
+        let index = self.any_member();
         if self.random.below(100) < 35 {
-            if SURVIVORS.contains(&index) {
+            let Member { connection, fragile, .. } = self.members[index];
+            if SURVIVORS.contains(&index) || fragile && connection != Connection::Made {
                 return;
             }
             self.counts.kills += 1;

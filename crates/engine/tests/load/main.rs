@@ -6,4 +6,5 @@
 mod load;
 mod member;
 mod pool;
+mod random;
 mod serve;

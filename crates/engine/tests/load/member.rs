@@ -17,6 +17,7 @@ pub(crate) struct Member {
     /// Of this life, once it has said it.
     pub(crate) card: Option<(Vec<u8>, u64)>,
     pub(crate) connection: Connection,
+    pub(crate) fragile: bool,
     pub(crate) frozen_until: Option<Instant>,
     index: usize,
     setup: Setup,
@@ -36,7 +37,7 @@ impl Member {
     pub(crate) fn start(index: usize, setup: Setup, heard: Sender<Heard>) -> Self {
         let (child, input) = spawn(index, 0, &setup, heard.clone());
         let connection = Connection::None;
-        Self { life: 0, card: None, connection, frozen_until: None, index, setup, child, input, heard }
+        Self { life: 0, card: None, connection, fragile: false, frozen_until: None, index, setup, child, input, heard }
     }
 
     pub(crate) fn ask(&mut self, ask: &Ask) {

@@ -35,6 +35,8 @@ pub(crate) enum Said {
     Card {
         card: Vec<u8>,
         epoch: u64,
+        /// Its UCX may abort the process if a peer dies in the milliseconds in which it connects: 1.13.
+        fragile: bool,
     },
     Connected(Result<(), String>),
     /// A request that was to be posted has ended; each does, once.
@@ -190,7 +192,9 @@ fn serve() {
     let Setup { source, rank, transports, patience } = serde_json::from_str(&setup).unwrap();
     let side = if source { Side::Source } else { Side::Destination };
     let pool = Pool::start(side, rank, transports, patience);
-    say(&Said::Card { card: pool.engine.card().unwrap(), epoch: pool.engine.epoch() });
+    let (version, epoch) = (pool.engine.ucx_version(), pool.engine.epoch());
+    let fragile = (version.major, version.minor) < (1, 14);
+    say(&Said::Card { card: pool.engine.card().unwrap(), epoch, fragile });
     let mut serving = Serving { pool, link: None, requests: Vec::new() };
     let (asked, asks) = channel::unbounded();
     std::thread::spawn(move || {
