@@ -291,7 +291,7 @@ impl Load {
 }
 
 fn survive(transports: Option<&str>) {
-    let seconds = std::env::var(SECONDS).map_or(20, |seconds| seconds.parse().expect("a number of seconds"));
+    let seconds = std::env::var(SECONDS).map_or(60, |seconds| seconds.parse().expect("a number of seconds"));
     let mut load = Load::start(transports);
     let phase = |load: &mut Load, seconds, faults| {
         load.run(Duration::from_secs(seconds), faults);
