@@ -305,6 +305,7 @@ impl Engine {
             asked.push((name, transfer, done));
         }
         drop(state);
+        shared.worker().carry_out();
         for (peer, transfer, done) in asked {
             match done.recv_deadline(deadline) {
                 Ok(Ok(stats)) => tracing::debug!(%peer, route = %stats.route, elapsed = ?stats.elapsed, "bytes arrive"),
@@ -323,6 +324,7 @@ impl Engine {
         for peer in peers {
             let _ = self.shared.worker().close(peer.endpoint); // stopped: closed with everything else
         }
+        self.shared.worker().carry_out();
     }
 
     /// Forgets a link and tells its peers, to whom this rank is lost then.
