@@ -1,0 +1,9 @@
+from typing import Any
+
+__version__: str
+
+def doctor() -> dict[str, Any]: ...
+
+class Bell:
+    def fileno(self) -> int: ...
+    def take(self) -> list[int]: ...
