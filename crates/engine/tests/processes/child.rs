@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use kvferry::{Link, Receive, RequestKey, Send};
+use kvferry::{InstanceCard, Link, Receive, RequestKey, Send};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
@@ -25,8 +25,8 @@ struct Setup {
 enum Ask {
     Card,
     Connect {
-        sources: Vec<Vec<u8>>,
-        destinations: Vec<Vec<u8>>,
+        sources: Vec<u8>,
+        destinations: Vec<u8>,
     },
     Send {
         key: RequestKey,
@@ -60,7 +60,8 @@ enum Answer {
 
 /// An engine in a process of its own.
 pub(crate) struct Other {
-    pub(crate) card: Vec<u8>,
+    /// Of its instance, which has this rank only.
+    pub(crate) card: InstanceCard,
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
@@ -72,27 +73,18 @@ impl Other {
         command.args(["--ignored", "--exact", "child::serve", "--nocapture"]);
         command.env(VARIABLE, serde_json::to_string(&Setup { way, rank, patience }).unwrap());
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
-        let mut other = Self { card: Vec::new(), child, input, output };
-        other.tell(&Ask::Card);
-        let Answer::Card(card) = other.hear() else { panic!("no card") };
-        other.card = card;
-        other
+        let (mut input, mut output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        tell(&mut input, &Ask::Card);
+        let Answer::Card(card) = hear(&mut output) else { panic!("no card") };
+        Self { card: InstanceCard::from_bytes(&card).unwrap(), child, input, output }
     }
 
     fn tell(&mut self, ask: &Ask) {
-        writeln!(self.input, "{}", serde_json::to_string(ask).unwrap()).unwrap();
+        tell(&mut self.input, ask);
     }
 
     fn hear(&mut self) -> Answer {
-        loop {
-            let mut line = String::new();
-            assert!(self.output.read_line(&mut line).unwrap() > 0, "the other process is gone");
-            // The test harness prints lines of its own, and the name of the test in front of the first.
-            if let Some((_, answer)) = line.split_once("answer: ") {
-                return serde_json::from_str(answer).unwrap();
-            }
-        }
+        hear(&mut self.output)
     }
 
     fn done(&mut self) -> Result<(), String> {
@@ -104,8 +96,8 @@ impl Other {
     }
 
     /// Connects it and whoever `meanwhile` connects at the same time.
-    pub(crate) fn connect<T>(&mut self, cards: [&[Vec<u8>]; 2], meanwhile: impl FnOnce() -> T) -> T {
-        let [sources, destinations] = cards.map(<[Vec<u8>]>::to_vec);
+    pub(crate) fn connect<T>(&mut self, cards: [&InstanceCard; 2], meanwhile: impl FnOnce() -> T) -> T {
+        let [sources, destinations] = cards.map(InstanceCard::to_bytes);
         self.tell(&Ask::Connect { sources, destinations });
         let result = meanwhile();
         self.done().unwrap();
@@ -162,10 +154,25 @@ impl Drop for Other {
     }
 }
 
+fn tell(input: &mut ChildStdin, ask: &Ask) {
+    writeln!(input, "{}", serde_json::to_string(ask).unwrap()).unwrap();
+}
+
+fn hear(output: &mut BufReader<ChildStdout>) -> Answer {
+    loop {
+        let mut line = String::new();
+        assert!(output.read_line(&mut line).unwrap() > 0, "the other process is gone");
+        // The test harness prints lines of its own, and the name of the test in front of the first.
+        if let Some((_, answer)) = line.split_once("answer: ") {
+            return serde_json::from_str(answer).unwrap();
+        }
+    }
+}
+
 /// A source in another process and a destination in this one, connected.
 pub(crate) fn with_source(way: Way, patience: Duration) -> (Other, Rank, Link) {
     let (mut source, destination) = (Other::start(way, 0, patience), Rank::start(way, 0, patience));
-    let (from, to) = ([source.card.clone()], [destination.card()]);
+    let (from, to) = (source.card.clone(), destination.card());
     let link = source.connect([&from, &to], || destination.engine.connect(&from, &to).unwrap());
     (source, destination, link)
 }
@@ -173,7 +180,7 @@ pub(crate) fn with_source(way: Way, patience: Duration) -> (Other, Rank, Link) {
 /// A source in this process and a destination in another, connected.
 pub(crate) fn with_destination(way: Way, patience: Duration) -> (Rank, Other, Link) {
     let (source, mut destination) = (Rank::start(way, 0, patience), Other::start(way, 0, patience));
-    let (from, to) = ([source.card()], [destination.card.clone()]);
+    let (from, to) = (source.card(), destination.card.clone());
     let link = destination.connect([&from, &to], || source.engine.connect(&from, &to).unwrap());
     (source, destination, link)
 }
@@ -190,8 +197,10 @@ fn serve() {
     let long = 4 * patience + Duration::from_secs(10);
     for line in std::io::stdin().lock().lines() {
         let answer = match serde_json::from_str(&line.unwrap()).unwrap() {
-            Ask::Card => Answer::Card(rank.card()),
+            Ask::Card => Answer::Card(rank.card().to_bytes()),
             Ask::Connect { sources, destinations } => {
+                let [sources, destinations] =
+                    [sources, destinations].map(|card| InstanceCard::from_bytes(&card).unwrap());
                 // What failed a moment ago may still be going down.
                 let until = Instant::now() + Duration::from_secs(10);
                 loop {
