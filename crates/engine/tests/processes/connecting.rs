@@ -17,9 +17,9 @@ fn who_does_not_connect_is_named_in_time() {
             let (mut source, destination) = (Other::start(way, 0, PATIENCE), Rank::start(way, 0, PATIENCE));
             let to = destination.card();
             if killed {
-                source.kill()
+                source.process.kill()
             } else {
-                source.stop()
+                source.process.stop()
             }
             let asked = Instant::now();
             let error = destination.engine.connect(&source.card, &to).unwrap_err();
@@ -31,7 +31,7 @@ fn who_does_not_connect_is_named_in_time() {
             if killed {
                 source = Other::start(way, 0, PATIENCE);
             } else {
-                source.go_on();
+                source.process.go_on();
             }
             let from = source.card.clone();
             let link = source.connect([&from, &to], || {

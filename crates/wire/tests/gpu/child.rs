@@ -1,18 +1,13 @@
-//! The other process: this test binary again, which runs nothing but [`serve`].
+//! The other process: this test binary again, which runs nothing but [`target`].
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 
+use kvferry_test_process::{Answers, Process, footprint, serve, setup};
 use kvferry_wire::{Context, ContextOptions, CudaOptions, Region, RegionCard, Worker};
-use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::framework::Framework;
-
-/// Set in the other process, to what it is to be.
-const VARIABLE: &str = "KVFERRY_TEST_TARGET";
 
 /// Where the target's pool is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,28 +68,25 @@ pub(crate) struct Target {
     pub(crate) address: Vec<u8>,
     pub(crate) epoch: u64,
     pub(crate) card: RegionCard,
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
+    pub(crate) process: Process,
+    answers: Answers<Answer>,
 }
 
 impl Target {
     pub(crate) fn start(setup: &Setup) -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--ignored", "--exact", "child::serve", "--nocapture"]);
-        command.env(VARIABLE, serde_json::to_string(setup).unwrap());
-        if let Some(visible) = &setup.visible {
-            command.env("CUDA_VISIBLE_DEVICES", visible);
-        }
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let (mut input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        let mut output = BufReader::new(output);
-        let Answer::Card { address, card } = ask(&mut input, &mut output, &Ask::Card) else { panic!("no card") };
-        Self { address, epoch: setup.epoch, card: *card, child, input, output }
+        let (mut process, mut answers) = Process::start("child::target", setup, |command| {
+            if let Some(visible) = &setup.visible {
+                command.env("CUDA_VISIBLE_DEVICES", visible);
+            }
+        });
+        process.tell(&Ask::Card);
+        let Some(Answer::Card { address, card }) = answers.next() else { panic!("no card") };
+        Self { address, epoch: setup.epoch, card: *card, process, answers }
     }
 
     fn ask(&mut self, question: &Ask) -> Answer {
-        ask(&mut self.input, &mut self.output, question)
+        self.process.tell(question);
+        self.answers.next().expect("the target is there")
     }
 
     /// Whether the region holds these bytes.
@@ -113,41 +105,12 @@ impl Target {
         let Answer::Memory { free, descriptors } = self.ask(&Ask::Memory) else { panic!("no footprint") };
         (free, descriptors)
     }
-
-    pub(crate) fn kill(&mut self) {
-        kill_process(Pid::from_child(&self.child), Signal::KILL).unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-impl Drop for Target {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn ask(input: &mut ChildStdin, output: &mut BufReader<ChildStdout>, question: &Ask) -> Answer {
-    writeln!(input, "{}", serde_json::to_string(question).unwrap()).unwrap();
-    loop {
-        let mut line = String::new();
-        assert!(output.read_line(&mut line).unwrap() > 0, "the target is gone");
-        // The test harness prints lines of its own, and the name of the test in front of the first.
-        if let Some((_, answer)) = line.split_once("answer: ") {
-            return serde_json::from_str(answer).unwrap();
-        }
-    }
-}
-
-pub(crate) fn descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
 #[test]
 #[ignore = "the other process of the tests here; does nothing by itself"]
-fn serve() {
-    let Ok(setup) = std::env::var(VARIABLE) else { return };
-    let setup: Setup = serde_json::from_str(&setup).unwrap();
+fn target() {
+    let Some(setup) = setup::<Setup>() else { return };
     let cuda = CudaOptions {
         slab_bytes: setup.slab_bytes,
         slab_chunk_bytes: setup.slab_chunk_bytes,
@@ -159,11 +122,11 @@ fn serve() {
     let (worker, events) = Worker::start(&context, setup.epoch).unwrap();
     let region = match setup.kind {
         Kind::Allocated => context.allocate_device(setup.bytes).unwrap(),
-        Kind::Callers => callers(&context, setup.bytes),
+        Kind::Callers => callers(&context, &setup),
         Kind::Host => context.allocate(setup.bytes).unwrap(),
     };
-    for line in std::io::stdin().lock().lines() {
-        let answer = match serde_json::from_str(&line.unwrap()).unwrap() {
+    serve(|ask| {
+        let answer = match ask {
             Ask::Card => Answer::Card { address: worker.address().to_owned(), card: Box::new(region.card()) },
             Ask::Write(bytes) => {
                 region.write(0, &bytes).unwrap();
@@ -180,18 +143,17 @@ fn serve() {
             }
             Ask::Memory => {
                 let (_, free, _) = context.gpu_memory().unwrap().unwrap();
-                Answer::Memory { free, descriptors: descriptors() }
+                Answer::Memory { free, descriptors: footprint().0 }
             }
         };
         while events.try_recv().is_ok() {}
-        println!("answer: {}", serde_json::to_string(&answer).unwrap());
-    }
+        answer
+    });
 }
 
 /// Memory of `cuMemAlloc`, as a framework has it.
-fn callers(context: &Context, bytes: u64) -> Region {
-    let device = serde_json::from_str::<Setup>(&std::env::var(VARIABLE).unwrap()).unwrap().device;
-    let base = Framework::on(device).allocate(bytes);
+fn callers(context: &Context, setup: &Setup) -> Region {
+    let base = Framework::on(setup.device).allocate(setup.bytes);
     // SAFETY: the memory is never freed.
-    unsafe { context.register_device(base, bytes, Arc::new(())) }.unwrap()
+    unsafe { context.register_device(base, setup.bytes, Arc::new(())) }.unwrap()
 }

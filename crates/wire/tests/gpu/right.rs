@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use kvferry_test_process::footprint;
 use kvferry_wire::{Context, CudaEvent, PutError, Route, RouteReason, TransferId};
 
-use crate::child::{Kind, Setup, Target, descriptors};
+use crate::child::{Kind, Setup, Target};
 use crate::end::{End, pattern};
 use crate::framework::Framework;
 use crate::plan::{Random, Shape, random};
@@ -237,9 +238,9 @@ fn rounds(route: Route) {
     };
     (0..300).for_each(&mut round);
     let free = || end.context.gpu_memory().unwrap().unwrap().1;
-    let before = (free(), descriptors());
+    let before = (free(), footprint().0);
     (300..1300).for_each(&mut round);
-    let after = (free(), descriptors());
+    let after = (free(), footprint().0);
     assert!(after.0 + (8 << 20) >= before.0, "GPU memory: {} B free, then {} B", before.0, after.0);
     assert!(after.1 <= before.1 + 2, "descriptors: {} then {}", before.1, after.1);
     let before = target.footprint();
