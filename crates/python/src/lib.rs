@@ -6,12 +6,19 @@
 //! - Nothing is used, or released, in a process that was forked off the one that made it ([`own`]).
 //! - A panic becomes an exception: PyO3 catches it.
 #![deny(unsafe_code)]
-#![allow(dead_code, reason = "what the engine is bound with comes next")]
 
 mod bell;
+mod card;
 mod doctor;
+mod engine;
 mod failure;
+mod fields;
+mod maps;
 mod own;
+mod plan;
+mod region;
+mod table;
+mod transfer;
 
 use pyo3::prelude::*;
 
@@ -20,7 +27,19 @@ mod _kvferry {
     #[pymodule_export]
     use super::bell::Bell;
     #[pymodule_export]
+    use super::card::InstanceCard;
+    #[pymodule_export]
     use super::doctor::doctor;
+    #[pymodule_export]
+    use super::engine::{Engine, Link};
+    #[pymodule_export]
+    use super::plan::{Explanation, Plan};
+    #[pymodule_export]
+    use super::region::Region;
+    #[pymodule_export]
+    use super::table::Table;
+    #[pymodule_export]
+    use super::transfer::{Signal, Transfer};
 
     use super::{Bound, PyModule, PyModuleMethods, PyResult};
 
