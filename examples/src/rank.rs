@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
-use kvferry::{Engine, EngineOptions, Link, RequestKey, Transfer};
+use kvferry::{Engine, EngineOptions, InstanceCard, Link, RequestKey, Transfer};
 use kvferry_layout::{MemoryKind, PageTable, PoolId, Slot};
 use kvferry_match::BlockMap;
 use kvferry_wire::{CudaOpenError, CudaOptions, Region, RegionError, cuda_devices};
@@ -149,14 +149,14 @@ impl<'a> Rank<'a> {
         let deadline = Deadline::after(meeting);
         let cards = meet(&job, member, rank, host, card, deadline);
         let cards = cards.map_err(|error| Failure::caused_by(blame::of_meeting(&error), error))?;
-        let of_part = |side: Side, cards: Vec<Vec<u8>>| -> Vec<Vec<u8>> {
+        let of_part = |side: Side, cards: Vec<Vec<u8>>| {
             let part = job.part(side);
-            let all = (0..).zip(cards);
-            all.filter(|(rank, _)| part.contains(rank)).map(|(_, card)| card).collect()
+            let of_part = (0..).zip(cards).filter(|(rank, _)| part.contains(rank)).map(|(_, card)| card);
+            InstanceCard::new(part.iter().copied(), of_part).map_err(Failure::failed)
         };
         let link = if job.part(member.side).contains(&member.rank) {
-            let (senders, receivers) = (of_part(Side::Sender, cards.senders), of_part(Side::Receiver, cards.receivers));
-            let link = engine.connect(&senders, &receivers);
+            let senders = of_part(Side::Sender, cards.senders)?;
+            let link = engine.connect(&senders, &of_part(Side::Receiver, cards.receivers)?);
             Some(link.map_err(|error| Failure::caused_by(blame::of_connect(&error), error))?)
         } else {
             None

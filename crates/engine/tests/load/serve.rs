@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use crossbeam::channel::{self, RecvTimeoutError};
-use kvferry::{Link, Outcome, Receive, RequestKey, Send};
+use kvferry::{InstanceCard, Link, Outcome, Receive, RequestKey, Send};
 use kvferry_match::Side;
 use kvferry_test_process::{asked, footprint, say, setup};
 use serde::{Deserialize, Serialize};
 
-use crate::pool::{Pool, map, tokens};
+use crate::pool::{Pool, RANKS, map, tokens};
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Setup {
@@ -104,7 +104,8 @@ impl Serving {
     fn hear(&mut self, ask: Ask) {
         match ask {
             Ask::Connect { sources, destinations } => {
-                let link = self.pool.engine.connect(&sources, &destinations);
+                let of_all = |cards: Vec<Vec<u8>>| InstanceCard::new(0..RANKS, cards).unwrap();
+                let link = self.pool.engine.connect(&of_all(sources), &of_all(destinations));
                 say(&Said::Connected(link.as_ref().map(|_| ()).map_err(ToString::to_string)));
                 self.link = link.ok();
             }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use kvferry::{Link, Receive, RequestKey, Send};
+use kvferry::{InstanceCard, Link, Receive, RequestKey, Send};
 use kvferry_test_process::{Answers, Process, serve, setup};
 use serde::{Deserialize, Serialize};
 
@@ -20,8 +20,8 @@ struct Setup {
 enum Ask {
     Card,
     Connect {
-        sources: Vec<Vec<u8>>,
-        destinations: Vec<Vec<u8>>,
+        sources: Vec<u8>,
+        destinations: Vec<u8>,
     },
     Send {
         key: RequestKey,
@@ -55,19 +55,18 @@ enum Answer {
 
 /// An engine in a process of its own.
 pub(crate) struct Other {
-    pub(crate) card: Vec<u8>,
+    /// Of its instance, which has this rank only.
+    pub(crate) card: InstanceCard,
     pub(crate) process: Process,
     answers: Answers<Answer>,
 }
 
 impl Other {
     pub(crate) fn start(way: Way, rank: u32, patience: Duration) -> Self {
-        let (process, answers) = Process::start("child::rank", &Setup { way, rank, patience }, |_| {});
-        let mut other = Self { card: Vec::new(), process, answers };
-        other.process.tell(&Ask::Card);
-        let Answer::Card(card) = other.hear() else { panic!("no card") };
-        other.card = card;
-        other
+        let (mut process, mut answers) = Process::start("child::rank", &Setup { way, rank, patience }, |_| {});
+        process.tell(&Ask::Card);
+        let Some(Answer::Card(card)) = answers.next() else { panic!("no card") };
+        Self { card: InstanceCard::from_bytes(&card).unwrap(), process, answers }
     }
 
     fn hear(&mut self) -> Answer {
@@ -83,8 +82,8 @@ impl Other {
     }
 
     /// Connects it and whoever `meanwhile` connects at the same time.
-    pub(crate) fn connect<T>(&mut self, cards: [&[Vec<u8>]; 2], meanwhile: impl FnOnce() -> T) -> T {
-        let [sources, destinations] = cards.map(<[Vec<u8>]>::to_vec);
+    pub(crate) fn connect<T>(&mut self, cards: [&InstanceCard; 2], meanwhile: impl FnOnce() -> T) -> T {
+        let [sources, destinations] = cards.map(InstanceCard::to_bytes);
         self.process.tell(&Ask::Connect { sources, destinations });
         let result = meanwhile();
         self.done().unwrap();
@@ -120,7 +119,7 @@ impl Other {
 /// A source in another process and a destination in this one, connected.
 pub(crate) fn with_source(way: Way, patience: Duration) -> (Other, Rank, Link) {
     let (mut source, destination) = (Other::start(way, 0, patience), Rank::start(way, 0, patience));
-    let (from, to) = ([source.card.clone()], [destination.card()]);
+    let (from, to) = (source.card.clone(), destination.card());
     let link = source.connect([&from, &to], || destination.engine.connect(&from, &to).unwrap());
     (source, destination, link)
 }
@@ -128,7 +127,7 @@ pub(crate) fn with_source(way: Way, patience: Duration) -> (Other, Rank, Link) {
 /// A source in this process and a destination in another, connected.
 pub(crate) fn with_destination(way: Way, patience: Duration) -> (Rank, Other, Link) {
     let (source, mut destination) = (Rank::start(way, 0, patience), Other::start(way, 0, patience));
-    let (from, to) = ([source.card()], [destination.card.clone()]);
+    let (from, to) = (source.card(), destination.card.clone());
     let link = destination.connect([&from, &to], || source.engine.connect(&from, &to).unwrap());
     (source, destination, link)
 }
@@ -143,8 +142,10 @@ fn rank() {
     let failed = |error: &dyn std::error::Error| Answer::Failed(error.to_string());
     let long = 4 * patience + Duration::from_secs(10);
     serve(|ask| match ask {
-        Ask::Card => Answer::Card(rank.card()),
+        Ask::Card => Answer::Card(rank.card().to_bytes()),
         Ask::Connect { sources, destinations } => {
+            let [sources, destinations] =
+                [sources, destinations].map(|card: Vec<u8>| InstanceCard::from_bytes(&card).unwrap());
             // What failed a moment ago may still be going down.
             let until = Instant::now() + Duration::from_secs(10);
             loop {

@@ -22,7 +22,7 @@ fn a_restarted_source_serves_the_survivor_at_once() {
             source.process.kill();
             let _ = receive.wait(PATIENCE).unwrap();
             source = Other::start(way, 0, PATIENCE);
-            let (from, to) = ([source.card.clone()], [destination.card()]);
+            let (from, to) = (source.card.clone(), destination.card());
             source.connect([&from, &to], || ());
             let back = Instant::now();
             for attempt in 1.. {
@@ -49,7 +49,7 @@ fn a_restarted_destination_is_served_by_the_survivor_at_once() {
         for life in 0..2u32 {
             destination.process.kill();
             destination = Other::start(way, 0, PATIENCE);
-            let (from, to) = ([source.card()], [destination.card.clone()]);
+            let (from, to) = (source.card(), destination.card.clone());
             destination.connect([&from, &to], || ());
             let back = Instant::now();
             for attempt in 1.. {
