@@ -173,6 +173,7 @@ impl Worker {
             }
             Some(device) => Target::Device(self.import_device(device, card.bytes).map(DeviceTarget::Gpu)),
         };
+        let region = if matches!(target, Target::Host(Some(_), _)) { region.mapped() } else { region };
         self.ask(|reply| Command::Import { endpoint, key, card: card.clone(), target, reply })?;
         Ok(region)
     }
