@@ -100,6 +100,8 @@ pub(crate) struct Posted {
 pub(crate) struct Notice {
     pub(crate) kind: u16,
     pub(crate) payload: Vec<u8>,
+    /// The transfer's statistics go at the end of the payload.
+    pub(crate) with_stats: bool,
 }
 
 /// What ties the thread to its handle.
@@ -368,10 +370,11 @@ impl Progress {
             match ended {
                 Some(result) => {
                     let (ended, notice) = self.transfers.swap_remove(index);
-                    if let (Some(notice), Ok(_)) = (notice, &result)
+                    if let (Some(Notice { kind, payload, with_stats }), Ok(stats)) = (notice, &result)
                         && let Some(connection) = self.connections.get(&ended.endpoint)
                     {
-                        connection.send(&sender, notice.kind, &notice.payload);
+                        let payload = if with_stats { stats.append_to(payload) } else { payload };
+                        connection.send(&sender, kind, &payload);
                     }
                     self.tell(Event::TransferDone { transfer: ended.transfer, result });
                 }

@@ -22,7 +22,7 @@ use crate::cuda::landing::PeerSlab;
 use crate::cuda::target::DeviceTarget;
 use crate::endpoint::{EndpointId, KeyId, Lane, RemoteRegion};
 use crate::error::{CommandError, OpenError, TransferError};
-use crate::event::{Event, TransferId};
+use crate::event::{Event, STATS_BYTES_MAX, TransferId};
 use crate::frame::FRAME_PAYLOAD_BYTES_MAX;
 use crate::listener::Listener;
 use crate::process::Process;
@@ -281,7 +281,29 @@ impl Worker {
         if payload.len() > FRAME_PAYLOAD_BYTES_MAX {
             return Err(CommandError::PayloadTooLong { bytes: payload.len() }.into());
         }
-        self.post(Direction::Put, endpoint, transfer, parts, Some(Notice { kind, payload }), None)
+        let notice = Notice { kind, payload, with_stats: false };
+        self.post(Direction::Put, endpoint, transfer, parts, Some(notice), None)
+    }
+
+    /// As [`put_then_send`](Self::put_then_send), with the transfer's statistics behind `payload`: what
+    /// [`TransferStats::from_bytes`](crate::TransferStats::from_bytes) reads.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError`]; then nothing was posted and no event follows.
+    pub fn put_then_report(
+        &self,
+        endpoint: EndpointId,
+        transfer: TransferId,
+        parts: Vec<Part>,
+        kind: u16,
+        payload: Vec<u8>,
+    ) -> Result<(), TransferError> {
+        if payload.len() > FRAME_PAYLOAD_BYTES_MAX - STATS_BYTES_MAX {
+            return Err(CommandError::PayloadTooLong { bytes: payload.len() }.into());
+        }
+        let notice = Notice { kind, payload, with_stats: true };
+        self.post(Direction::Put, endpoint, transfer, parts, Some(notice), None)
     }
 
     fn post(
