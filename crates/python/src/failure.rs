@@ -1,4 +1,4 @@
-//! Errors as exceptions: the classes are in `python/kvferry/_errors.py`, the fields of each error in [`fields`](crate::fields).
+//! Errors as exceptions: the classes are in `python/kvferry/_errors.py`, the fields of each error in `fields.rs`.
 
 use std::error::Error;
 use std::fmt::Debug;

@@ -2,8 +2,8 @@
 //! conversions that people see, this one the engine.
 //!
 //! - Whatever waits or copies does so with the interpreter released.
-//! - No thread of the engine's ever takes the interpreter: an event loop is woken through a file descriptor ([`bell`]).
-//! - Nothing is used, or released, in a process that was forked off the one that made it ([`own`]).
+//! - No thread of the engine's ever takes the interpreter: an event loop is woken through a file descriptor.
+//! - Nothing is used, or released, in a process that was forked off the one that made it.
 //! - A panic becomes an exception: PyO3 catches it.
 #![deny(unsafe_code)]
 

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvferry::{NotQuiet, Outcome, PartSpec, Ready, Received, RequestError, RequestKey, Sent, Times};
 use parking_lot::Mutex;
@@ -17,6 +17,9 @@ use crate::bell::Bell;
 use crate::failure::Failure;
 use crate::maps::{RawMap, block_maps};
 use crate::own::Process;
+
+/// How long a signal may wait for a thread that waits.
+const SIGNALS_EVERY: Duration = Duration::from_millis(200);
 
 /// A send or a receive.
 #[pyclass(frozen)]
@@ -72,8 +75,7 @@ impl Transfer {
 
     /// What was moved, a tuple a peer, or `None` if the request has not ended within `seconds`.
     fn wait<'py>(&self, py: Python<'py>, seconds: f64) -> Result<Option<Bound<'py, PyAny>>, Failure> {
-        let limit = duration(seconds)?;
-        either!(self, handle => match py.detach(|| handle.wait(limit)) {
+        either!(self, handle => match within(py, seconds, |slice| handle.wait(slice))? {
             Some(outcome) => Ok(Some(report(py, &outcome)?)),
             None => Ok(None),
         })
@@ -81,12 +83,12 @@ impl Transfer {
 
     /// Whether the slots have become quiet within `seconds`. Says so once.
     fn quiet(&self, py: Python<'_>, seconds: f64) -> Result<bool, Failure> {
-        let limit = duration(seconds)?;
-        either!(self, handle => match py.detach(|| handle.wait_quiet(limit)) {
-            Ok(_) => Ok(true),
-            Err(NotQuiet::Waiting) => Ok(false),
-            Err(error) => Err(error.into()),
-        })
+        let wait = |slice| match either!(self, handle => handle.wait_quiet(slice)) {
+            Err(NotQuiet::Waiting) => Ok(None),
+            Ok(_) => Ok(Some(())),
+            Err(error) => Err(Failure::from(error)),
+        };
+        Ok(within(py, seconds, |slice| wait(slice).transpose())?.transpose()?.is_some())
     }
 
     /// Has `bell` ring with `token` when the request has ended. True if it has, and nothing rings.
@@ -201,7 +203,21 @@ fn report<'py, R: Report>(py: Python<'py>, outcome: &Outcome<R>) -> Result<Bound
     Ok(peers.into_bound_py_any(py)?)
 }
 
-fn duration(seconds: f64) -> Result<Duration, Failure> {
+/// Waits for `seconds` with the interpreter released, but for a look at its signals now and then: so Control-C ends a wait.
+fn within<T: Send>(
+    py: Python<'_>,
+    seconds: f64,
+    wait: impl Fn(Duration) -> Option<T> + Send + Sync,
+) -> Result<Option<T>, Failure> {
     let limit = Duration::try_from_secs_f64(seconds);
-    limit.map_err(|_| PyValueError::new_err(format!("{seconds} s is no time to wait")).into())
+    let limit = limit.map_err(|_| PyValueError::new_err(format!("{seconds} s is no time to wait")))?;
+    let began = Instant::now();
+    loop {
+        let left = limit.saturating_sub(began.elapsed());
+        let waited = py.detach(|| wait(left.min(SIGNALS_EVERY)));
+        if waited.is_some() || left <= SIGNALS_EVERY {
+            return Ok(waited);
+        }
+        py.check_signals()?;
+    }
 }

@@ -58,6 +58,30 @@ def test_arrays_of_a_gpu() -> None:
         memory_of(OnGpu(strides=(64, 4)))
 
 
+class Tensor:
+    """As much of torch's as is asked for."""
+
+    class device:
+        type, index = "cuda", 1
+
+    shape = (4, 8)
+
+    def __init__(self, *stride: int) -> None:
+        self.stride = lambda: stride
+
+    def data_ptr(self) -> int:
+        return 4096
+
+    def element_size(self) -> int:
+        return 2
+
+
+def test_tensors() -> None:
+    assert memory_of(Tensor(8, 1))[:3] == memory_of(Tensor(1, 4))[:3] == (4096, 4 * 8 * 2, 1)
+    with pytest.raises(ValueError, match="gaps"):
+        memory_of(Tensor(16, 1))
+
+
 def test_what_cannot_be_registered_is_refused() -> None:
     frozen = numpy.zeros(4)
     frozen.flags.writeable = False

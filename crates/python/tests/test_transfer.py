@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import pickle
+import signal
 import threading
 import time
 import weakref
@@ -140,13 +141,13 @@ def test_parts_leave_as_they_are_pushed(connected: Pair) -> None:
     with pytest.raises(kvferry.PushError) as caught:
         send.push((48, 64))
     assert (caught.value.kind, caught.value.pushed, caught.value.next, caught.value.end) == ("Tokens", (48, 64), 32, 64)
-    signal = kvferry.Signal()
-    send.push((32, 64), note=b"first token", ready=signal)
+    computed = kvferry.Signal()
+    send.push((32, 64), note=b"first token", ready=computed)
     with pytest.raises(ValueError, match="one part"):
-        send.push((64, 64), ready=signal)
+        send.push((64, 64), ready=computed)
     with pytest.raises(TimeoutError):
         receive.wait(0.2)
-    signal.set()
+    computed.set()
     assert receive.wait(PATIENCE)[0].note == b"first token"
     check(source, destination)
 
@@ -265,6 +266,18 @@ def test_other_threads_run_while_one_waits(connected: Pair) -> None:
     stop.set()
     counting.join()
     assert during > 1000
+    receive.cancel()
+
+
+def test_an_interrupt_ends_a_wait(connected: Pair) -> None:
+    _, destination = connected
+    receive = destination.engine.receive(destination.link, 1, [DESTINATION_SLOTS], TOKENS)
+    began = time.monotonic()
+    for wait in (receive.wait, receive.wait_quiet):
+        threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
+        with pytest.raises(KeyboardInterrupt):
+            wait(PATIENCE)
+    assert time.monotonic() - began < PATIENCE
     receive.cancel()
 
 

@@ -121,3 +121,7 @@ class RequestError(KvferryError):
 
 class NotQuietError(KvferryError):
     """There will be no word that the slots can be used again: it was given before, or the engine has stopped first."""
+
+
+for _class in [KvferryError, *KvferryError.__subclasses__(), Peer]:
+    _class.__module__ = "kvferry"  # where they are imported from

@@ -29,7 +29,8 @@ def memory_of(array: object, device: int | None = None) -> Memory:
     """The memory of ``array``, which may be
 
     - a triple ``(address, bytes, device)``, with ``None`` for the host; whoever hands it over keeps the memory,
-    - anything with ``__array_interface__`` (numpy), ``__cuda_array_interface__`` (cupy, torch) or ``__dlpack__`` (torch, jax),
+    - a tensor of torch's, of any type,
+    - anything with ``__array_interface__`` (numpy), ``__cuda_array_interface__`` (cupy) or ``__dlpack__`` (jax),
     - anything with a writable buffer (``bytearray``, ``mmap``).
 
     ``device`` is the CUDA device of an array that does not say it: ``__cuda_array_interface__`` does not.
@@ -39,10 +40,12 @@ def memory_of(array: object, device: int | None = None) -> Memory:
     if isinstance(array, tuple):
         address, length, on = array
         return Memory(int(address), int(length), None if on is None else int(on), array)
-    interface = _interface(array, "__array_interface__")
+    if hasattr(array, "data_ptr") and hasattr(array, "element_size"):
+        return _of_torch(array)
+    interface = getattr(array, "__array_interface__", None)
     if interface is not None:
         return _of_interface(interface, None, array)
-    interface = _interface(array, "__cuda_array_interface__")
+    interface = getattr(array, "__cuda_array_interface__", None)
     if interface is not None:
         return _of_interface(interface, _device_of(array, device), array)
     if hasattr(array, "__dlpack__"):
@@ -54,13 +57,13 @@ def memory_of(array: object, device: int | None = None) -> Memory:
     return _of_interface(view.__array_interface__, None, view)
 
 
-def _interface(array: object, name: str) -> dict[str, Any] | None:
-    """torch has ``__cuda_array_interface__`` on every tensor, and raises where it does not apply or knows no such type."""
-    try:
-        interface: dict[str, Any] | None = getattr(array, name, None)
-    except (AttributeError, TypeError, RuntimeError):
-        return None
-    return interface
+def _of_torch(tensor: Any) -> Memory:
+    """By its own methods: its interfaces refuse some types (8-bit floats) and tensors that want gradients."""
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise TypeError(f"a tensor on {tensor.device} is neither in memory of the host nor of a CUDA device")
+    item = tensor.element_size()
+    strides = [stride * item for stride in tensor.stride()]
+    return Memory(tensor.data_ptr(), _dense_bytes(tensor.shape, strides, item), tensor.device.index, tensor)
 
 
 def _of_interface(interface: dict[str, Any], device: int | None, owner: object) -> Memory:
@@ -86,11 +89,9 @@ def _dense_bytes(shape: Sequence[int], strides: Sequence[int] | None, item: int)
 
 
 def _device_of(array: object, device: int | None) -> int:
-    said = getattr(array, "device", None)  # torch: device("cuda:1"), with .index; cupy: Device, with .id
-    for name in ("index", "id"):
-        number = getattr(said, name, None)
-        if isinstance(number, int):
-            return number
+    number = getattr(getattr(array, "device", None), "id", None)  # cupy's way to say it
+    if isinstance(number, int):
+        return number
     return 0 if device is None else device
 
 
