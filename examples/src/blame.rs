@@ -72,7 +72,7 @@ mod tests {
         assert_eq!(of_error(put(PutError::RouteUnavailable { route: Route::Direct })), None);
         assert_eq!(of_error(TransferError::PlansDiffer { peer, reported: 0, expected: 1 }), None);
         assert_eq!(of_connect(&ConnectError::NoAnswer { peer, waited }), sender);
-        assert_eq!(of_connect(&ConnectError::Order { peer, found: 1 }), None);
+        assert_eq!(of_connect(&ConnectError::PlansDiffer { peer }), None);
         let missing = Refusal::Missing { member: Member::HOST, limit_s: 1.0 };
         assert_eq!(of_meeting(&missing.into()), Some(Member::HOST));
         assert_eq!(of_meeting(&Refusal::Twice { member: Member::HOST }.into()), None);

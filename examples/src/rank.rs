@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
-use kvferry::{Engine, EngineOptions, Link, RequestKey, Transfer};
+use kvferry::{Engine, EngineOptions, InstanceCard, InstanceCardError, Link, RequestKey, Transfer};
 use kvferry_layout::{MemoryKind, PageTable, PoolId, Slot};
 use kvferry_match::BlockMap;
 use kvferry_wire::{CudaOpenError, CudaOptions, Region, RegionError, cuda_devices};
@@ -56,6 +56,16 @@ pub struct PoolError {
     pub offset: u64,
     /// Why.
     pub source: RegionError,
+}
+
+/// The ranks of one side are no instance.
+#[derive(Debug, thiserror::Error)]
+#[error("cards of the {side} instance")]
+pub struct CardsError {
+    /// Which.
+    pub side: Side,
+    /// Why.
+    pub source: InstanceCardError,
 }
 
 /// Runs one rank's program, whatever its side: `work` is given what says how it goes, and the place for its engine.
@@ -149,14 +159,15 @@ impl<'a> Rank<'a> {
         let deadline = Deadline::after(meeting);
         let cards = meet(&job, member, rank, host, card, deadline);
         let cards = cards.map_err(|error| Failure::caused_by(blame::of_meeting(&error), error))?;
-        let of_part = |side: Side, cards: Vec<Vec<u8>>| -> Vec<Vec<u8>> {
+        let of_part = |side: Side, cards: Vec<Vec<u8>>| {
             let part = job.part(side);
-            let all = (0..).zip(cards);
-            all.filter(|(rank, _)| part.contains(rank)).map(|(_, card)| card).collect()
+            let of_part = (0..).zip(cards).filter(|(rank, _)| part.contains(rank)).map(|(_, card)| card);
+            let card = InstanceCard::new(part.iter().copied(), of_part);
+            card.map_err(|source| Failure::failed(CardsError { side, source }))
         };
         let link = if job.part(member.side).contains(&member.rank) {
-            let (senders, receivers) = (of_part(Side::Sender, cards.senders), of_part(Side::Receiver, cards.receivers));
-            let link = engine.connect(&senders, &receivers);
+            let senders = of_part(Side::Sender, cards.senders)?;
+            let link = engine.connect(&senders, &of_part(Side::Receiver, cards.receivers)?);
             Some(link.map_err(|error| Failure::caused_by(blame::of_connect(&error), error))?)
         } else {
             None

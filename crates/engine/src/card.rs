@@ -6,10 +6,38 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::CardError;
 
+/// What the card of one rank begins with.
 const MAGIC: [u8; 8] = *b"kvferry\n";
 
 /// Magic, version and digest in front of the contents.
 const HEADER_BYTES: usize = 8 + 2 + 16;
+
+/// Encodes the contents of a card and puts magic, version and digest in front.
+pub(crate) fn seal(magic: [u8; 8], contents: &impl Serialize) -> Vec<u8> {
+    let contents = postcard::to_allocvec(contents).expect("plain data in memory always encodes");
+    let mut card = Vec::with_capacity(HEADER_BYTES + contents.len());
+    card.extend_from_slice(&magic);
+    card.extend_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+    card.extend_from_slice(&Digest::of(&contents).0.to_le_bytes());
+    card.extend_from_slice(&contents);
+    card
+}
+
+/// The contents of a card, if it has come undamaged. The digest guards against damage, not against malice.
+pub(crate) fn open(magic: [u8; 8], bytes: &[u8]) -> Result<&[u8], CardError> {
+    let not_a_card = CardError::NotACard { bytes: bytes.len() };
+    let Some(rest) = bytes.strip_prefix(&magic) else { return Err(not_a_card) };
+    let Some((version, rest)) = rest.split_first_chunk() else { return Err(not_a_card) };
+    let theirs = u16::from_le_bytes(*version);
+    if theirs != PROTOCOL_VERSION {
+        return Err(CardError::Version { theirs, ours: PROTOCOL_VERSION });
+    }
+    let Some((digest, contents)) = rest.split_first_chunk() else { return Err(not_a_card) };
+    if Digest::of(contents) != Digest(u128::from_le_bytes(*digest)) {
+        return Err(CardError::Damaged);
+    }
+    Ok(contents)
+}
 
 /// A parsed and checked card.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,7 +76,7 @@ struct Contents {
 
 impl Card {
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let contents = postcard::to_allocvec(&Contents {
+        let contents = Contents {
             instance: self.instance.clone(),
             rank: self.rank,
             verify: self.verify,
@@ -59,29 +87,13 @@ impl Card {
             table: self.table.to_bytes(),
             regions: self.regions.clone(),
             probe: self.probe.clone(),
-        })
-        .expect("plain data in memory always encodes");
-        let mut card = Vec::with_capacity(HEADER_BYTES + contents.len());
-        card.extend_from_slice(&MAGIC);
-        card.extend_from_slice(&PROTOCOL_VERSION.to_le_bytes());
-        card.extend_from_slice(&Digest::of(&contents).0.to_le_bytes());
-        card.extend_from_slice(&contents);
-        card
+        };
+        seal(MAGIC, &contents)
     }
 
-    /// Parses and checks what a peer sent. The digest guards against damage, not against malice.
+    /// Parses and checks what a peer sent.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, CardError> {
-        let not_a_card = CardError::NotACard { bytes: bytes.len() };
-        let Some(rest) = bytes.strip_prefix(&MAGIC) else { return Err(not_a_card) };
-        let Some((version, rest)) = rest.split_first_chunk() else { return Err(not_a_card) };
-        let theirs = u16::from_le_bytes(*version);
-        if theirs != PROTOCOL_VERSION {
-            return Err(CardError::Version { theirs, ours: PROTOCOL_VERSION });
-        }
-        let Some((digest, contents)) = rest.split_first_chunk() else { return Err(not_a_card) };
-        if Digest::of(contents) != Digest(u128::from_le_bytes(*digest)) {
-            return Err(CardError::Damaged);
-        }
+        let contents = open(MAGIC, bytes)?;
         let (contents, []) = postcard::take_from_bytes::<Contents>(contents).map_err(|_| CardError::Undecodable)?
         else {
             return Err(CardError::Undecodable);

@@ -16,12 +16,13 @@ use crate::completion::Completion;
 use crate::control;
 use crate::core::{Core, Handle, Introduction, Limits, LinkId, PartSpec, Ticket, other};
 use crate::error::{ConnectError, PeerName, PostError, PublishError, StartError};
+use crate::instance::InstanceCard;
 use crate::message::RequestKey;
 use crate::options::EngineOptions;
 use crate::peer::{PROBE_BYTES, WirePeer};
 use crate::quarantine::Quarantine;
 use crate::shared::{Chore, LinkCards, Published, Shared};
-use crate::survey::{Survey, parse, survey};
+use crate::survey::{Survey, survey};
 use crate::transfer::{Receive, Send, Transfer};
 
 /// One pair of connected instances, of which the engine that made it is a rank. Another engine knows no such link.
@@ -183,7 +184,7 @@ impl Engine {
         Ok(())
     }
 
-    /// This rank's card: opaque bytes that the ranks of both instances need to [`connect`](Self::connect). `None` before
+    /// This rank's card: opaque bytes, which become an [`InstanceCard`] with those of the instance's other ranks. `None` before
     /// [`publish`](Self::publish).
     #[must_use]
     pub fn card(&self) -> Option<Vec<u8>> {
@@ -207,12 +208,11 @@ impl Engine {
         card.encode()
     }
 
-    /// Connects two instances: `sources` and `destinations` are the cards of all their ranks, in the order of ranks, this
-    /// engine's own among them. Every rank of both makes this call with the same cards. Of an instance with attention data
-    /// parallelism they are the cards of one part, whose ranks hold the same requests between them; other parts have links of
-    /// their own.
+    /// Connects two instances, of one of which this engine is a rank. Every rank of both makes this call with the same cards. Of
+    /// an instance with attention data parallelism they are the cards of one part, whose ranks hold the same requests between
+    /// them; other parts have links of their own.
     ///
-    /// Parses and checks the cards, matches the tables, proves that every byte this rank is concerned with has one source,
+    /// Matches the tables, proves that every byte this rank is concerned with has one source,
     /// and exchanges greetings, with the digest of what was matched, with each peer. Waits for those up to the engine's
     /// patience: the calls of all ranks must overlap. A source then writes a few bytes to each of its destinations, to
     /// memory that is set aside for that, and returns when they have arrived.
@@ -225,10 +225,9 @@ impl Engine {
     ///
     /// [`ConnectError`] names the peer; nothing is left behind. Calls that all overlap can still fail for half a second after
     /// earlier ones were given up, while those connections go down: call again.
-    pub fn connect(&self, sources: &[Vec<u8>], destinations: &[Vec<u8>]) -> Result<Link, ConnectError> {
+    pub fn connect(&self, sources: &InstanceCard, destinations: &InstanceCard) -> Result<Link, ConnectError> {
         let shared = &self.shared;
-        let cards =
-            LinkCards { sources: parse(Side::Source, sources)?, destinations: parse(Side::Destination, destinations)? };
+        let cards = LinkCards { sources: sources.cards().to_vec(), destinations: destinations.cards().to_vec() };
         let epoch = shared.worker().epoch();
         let Survey { side, peers } = survey(&cards.sources, &cards.destinations, epoch, self.ucx_version())?;
         {
@@ -388,6 +387,7 @@ impl Engine {
         state.receives.insert(key, completion.clone());
         let slots = block_maps.iter().flat_map(BlockMap::slots).flatten().count();
         self.shared.telemetry.receive_begun(key, &tokens, slots, posted);
+        state.core.receive_posted_in(key, posted.elapsed());
         self.shared.act(state, actions);
         self.shared.telemetry.posted(Side::Destination, posted.elapsed());
         Ok(Transfer::new(completion, Arc::downgrade(&self.shared), Handle::Receive(key)))

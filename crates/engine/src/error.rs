@@ -166,26 +166,56 @@ pub enum CardError {
     },
 }
 
+/// The cards of some ranks are no instance. Collect those that are named again.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InstanceCardError {
+    /// What was passed in place of an instance's card is none, or is not what was made.
+    #[error("the card of an instance was refused")]
+    Unreadable(#[from] CardError),
+    /// One rank's card was refused: mend the rank, or collect its card again.
+    #[error("card {place} was refused")]
+    Card {
+        /// Its place among those passed, from 0 on.
+        place: usize,
+        /// Why.
+        source: CardError,
+    },
+    /// A rank of the instance has no card: wait for it.
+    #[error("the card of rank {rank} is missing")]
+    Missing {
+        /// The first such rank.
+        rank: u32,
+    },
+    /// Two cards of one rank: of two processes that were given the same number, or of two lives of one, of which the
+    /// earlier is over.
+    #[error("there are two cards of rank {rank}")]
+    Twice {
+        /// The rank.
+        rank: u32,
+    },
+    /// A card of a rank that the instance, or the part of it that is meant, has not got.
+    #[error("rank {rank} is none of the instance's")]
+    Unexpected {
+        /// The rank.
+        rank: u32,
+    },
+    /// The cards are of two instances.
+    #[error("rank {rank} is of instance {theirs:?}, others are of {others:?}")]
+    OtherInstance {
+        /// The first that differs from those before it.
+        rank: u32,
+        /// Its instance.
+        theirs: String,
+        /// Theirs.
+        others: String,
+    },
+}
+
 /// The instances were not connected. Nothing is left behind; what the caller does next depends on the variant.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// A card was refused: fix the peer, or collect its card again.
-    #[error("{peer}: card refused")]
-    Card {
-        /// Whose card.
-        peer: PeerName,
-        /// Why.
-        source: CardError,
-    },
-    /// Cards must stand in the order of ranks, each once.
-    #[error("{peer}, or a later one: the card in its place is of rank {found}")]
-    Order {
-        /// The first whose card may stand there.
-        peer: PeerName,
-        /// Whose card is there.
-        found: u32,
-    },
     /// This engine's own card must be among those of exactly one side.
     #[error("this engine's card is not among those of exactly one side")]
     NotAmong,

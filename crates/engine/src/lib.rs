@@ -7,6 +7,7 @@ mod control;
 mod core;
 mod engine;
 mod error;
+mod instance;
 mod message;
 mod options;
 mod peer;
@@ -23,9 +24,10 @@ mod verify;
 pub use core::PartSpec;
 pub use engine::{Engine, Link};
 pub use error::{
-    CardError, ConnectError, OptionsError, PartError, PeerName, Phase, PostError, PublishError, PushError,
-    RequestError, StartError, TransferError,
+    CardError, ConnectError, InstanceCardError, OptionsError, PartError, PeerName, Phase, PostError, PublishError,
+    PushError, RequestError, StartError, TransferError,
 };
+pub use instance::InstanceCard;
 pub use message::{Refusal, RequestKey};
 pub use options::EngineOptions;
 pub use quarantine::{Quarantine, QuarantineReason};

@@ -9,7 +9,7 @@ use kvferry_wire::{Version, keys_agree};
 
 use crate::card::Card;
 use crate::core::Peer;
-use crate::error::{CardError, ConnectError, PeerName};
+use crate::error::{ConnectError, PeerName};
 
 /// A link as one of its ranks sees it.
 #[derive(Debug)]
@@ -17,22 +17,6 @@ pub(crate) struct Survey {
     pub(crate) side: Side,
     /// By epoch.
     pub(crate) peers: BTreeMap<u64, (Card, Peer)>,
-}
-
-/// Parses the cards of one instance, or of one data-parallel part of it, in the order of ranks.
-pub(crate) fn parse(side: Side, cards: &[Vec<u8>]) -> Result<Vec<Card>, ConnectError> {
-    let mut parsed: Vec<Card> = Vec::with_capacity(cards.len());
-    for card in cards {
-        // Whose a card is it says itself; one that cannot be read is named by its place behind those that could.
-        let rank_min = parsed.last().map_or(0, |last| last.rank.saturating_add(1));
-        let peer = PeerName { side, rank: rank_min };
-        let card = Card::parse(card).map_err(|source| ConnectError::Card { peer, source })?;
-        if card.rank < rank_min {
-            return Err(ConnectError::Order { peer, found: card.rank });
-        }
-        parsed.push(card);
-    }
-    Ok(parsed)
 }
 
 /// Finds the rank of `epoch` among the cards, matches the two instances as far as it is concerned, and proves that every
@@ -113,9 +97,6 @@ fn add(
     if card.verify != own.verify {
         return Err(ConnectError::Verify { peer: name, theirs: card.verify, ours: own.verify });
     }
-    match peers.insert(card.epoch, (card.clone(), peer)) {
-        None => Ok(()),
-        // Two ranks with one epoch are one card given twice.
-        Some(_) => Err(ConnectError::Card { peer: name, source: CardError::Damaged }),
-    }
+    peers.insert(card.epoch, (card.clone(), peer));
+    Ok(())
 }

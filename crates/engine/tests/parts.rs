@@ -9,8 +9,8 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use kvferry::{
-    ConnectError, Engine, EngineOptions, Link, NotQuiet, PartSpec, PostError, PushError, Ready, Refusal, RequestKey,
-    TransferError,
+    ConnectError, Engine, EngineOptions, InstanceCard, Link, NotQuiet, PartSpec, PostError, PushError, Ready, Refusal,
+    RequestKey, TransferError,
 };
 use kvferry_layout::{Cut, Dtype, ModelFacts, Slot, TableOptions, build};
 use kvferry_match::BlockMap;
@@ -38,8 +38,13 @@ fn rank(options: EngineOptions, cut: &str, block_tokens: u32) -> Rank {
     Rank { engine, regions }
 }
 
+/// The card of an instance of one rank, numbered 0.
+fn alone(rank: &Rank) -> InstanceCard {
+    InstanceCard::new([0], rank.engine.card()).unwrap()
+}
+
 fn connect(ranks: [&Rank; 2]) -> [Link; 2] {
-    let [from, to] = ranks.map(|rank| [rank.engine.card().unwrap()]);
+    let [from, to] = ranks.map(alone);
     thread::scope(|scope| {
         let asked = ranks.map(|rank| scope.spawn(|| rank.engine.connect(&from, &to).unwrap()));
         asked.map(|asked| asked.join().unwrap())
@@ -240,7 +245,7 @@ fn whoever_announces_the_request_serves_it_and_the_others_are_let_go() {
 fn sums_are_made_on_both_sides_or_on_neither_and_over_every_route() {
     let source = rank(EngineOptions::new(0).verify(true), "tp1", 16);
     let destination = rank(EngineOptions::new(0), "tp1", 16);
-    let [from, to] = [&source, &destination].map(|rank| [rank.engine.card().unwrap()]);
+    let [from, to] = [&source, &destination].map(alone);
     let refused = source.engine.connect(&from, &to);
     assert!(matches!(refused, Err(ConnectError::Verify { theirs: false, ours: true, .. })), "{refused:?}");
     for route in [Route::Direct, Route::Landing, Route::Staged] {
@@ -251,7 +256,9 @@ fn sums_are_made_on_both_sides_or_on_neither_and_over_every_route() {
         let receive = destination.engine.receive(into, key(1), &map([3, 1]), 0..50).unwrap();
         let send = source.engine.send(out, key(1), map([3, 1, 0, 2]), 0..50).unwrap();
         let (received, sent) = (receive.wait(PATIENCE).unwrap().unwrap(), send.wait(PATIENCE).unwrap().unwrap());
-        assert_eq!((received[0].bytes, sent[0].route), (sent[0].bytes, route));
+        assert_eq!(received[0].bytes, sent[0].bytes);
+        assert_eq!(received[0].carried, sent[0].carried);
+        assert!(sent[0].carried.iter().all(|carried| carried.route == route), "{sent:?}");
     }
 }
 
@@ -259,7 +266,7 @@ fn sums_are_made_on_both_sides_or_on_neither_and_over_every_route() {
 fn a_route_that_cannot_be_taken_is_found_out_when_the_ranks_connect() {
     let options = || EngineOptions::new(0).transports("tcp").route(Route::Direct);
     let (source, destination) = (rank(options(), "tp1", 16), rank(options(), "tp1", 16));
-    let [from, to] = [&source, &destination].map(|rank| [rank.engine.card().unwrap()]);
+    let [from, to] = [&source, &destination].map(alone);
     let (out, into) = thread::scope(|scope| {
         let into = scope.spawn(|| destination.engine.connect(&from, &to));
         (source.engine.connect(&from, &to), into.join().unwrap())

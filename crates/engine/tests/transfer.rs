@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kvferry::{
-    CardError, ConnectError, Engine, EngineOptions, Link, NotQuiet, PeerName, PostError, PublishError, Receive,
-    Refusal, RequestError, RequestKey, Send, StartError, TransferError,
+    CardError, ConnectError, Engine, EngineOptions, InstanceCard, InstanceCardError, Link, NotQuiet, PeerName,
+    PostError, PublishError, Receive, Refusal, RequestError, RequestKey, Send, StartError, TransferError,
 };
 use kvferry_layout::{
     Cut, Dtype, GroupKind, GroupSpec, Layer, LayerMask, LayoutError, ModelFacts, PageTable, RankSpec, Role, RowSpec,
@@ -53,13 +53,22 @@ fn rank(rank: u32, mut table: PageTable, patience: Duration) -> Rank {
     Rank { engine, table, regions }
 }
 
-fn cards(ranks: &[Rank]) -> Vec<Vec<u8>> {
-    ranks.iter().map(|rank| rank.engine.card().unwrap()).collect()
+fn card(rank: &Rank) -> Vec<u8> {
+    rank.engine.card().unwrap()
+}
+
+/// The card of an instance of one rank, numbered 0.
+fn alone(rank: &Rank) -> InstanceCard {
+    InstanceCard::new([0], [card(rank)]).unwrap()
+}
+
+fn instance(ranks: &[Rank]) -> InstanceCard {
+    InstanceCard::new(ranks.iter().map(|rank| rank.engine.options().rank), ranks.iter().map(card)).unwrap()
 }
 
 /// Connects every rank with every other, as each would in its own process. The links in order: sources, destinations.
 fn connect(sources: &[Rank], destinations: &[Rank]) -> Vec<Link> {
-    let (from, to) = (cards(sources), cards(destinations));
+    let (from, to) = (instance(sources), instance(destinations));
     thread::scope(|scope| {
         let ranks = sources.iter().chain(destinations);
         let asked: Vec<_> = ranks.map(|rank| scope.spawn(|| rank.engine.connect(&from, &to).unwrap())).collect();
@@ -285,7 +294,7 @@ fn a_peer_that_never_connects_is_named_at_the_deadline() {
     let patience = Duration::from_millis(500);
     let source = rank(0, table("TFTF", 0..4), patience);
     let destination = rank(0, table("TFTF", 0..4), patience);
-    let (from, to) = ([source.engine.card().unwrap()], [destination.engine.card().unwrap()]);
+    let (from, to) = (alone(&source), alone(&destination));
     match destination.engine.connect(&from, &to) {
         Err(ConnectError::NoAnswer { peer: PeerName { side: Side::Source, rank: 0 }, waited }) => {
             assert_eq!(waited, patience)
@@ -295,43 +304,70 @@ fn a_peer_that_never_connects_is_named_at_the_deadline() {
 }
 
 #[test]
-fn cards_that_cannot_be_used_are_refused_by_name() {
-    let source = rank(0, table("TFTF", 0..4), PATIENCE);
-    let destination = rank(0, table("TFTF", 0..4), PATIENCE);
-    let (from, to) = (source.engine.card().unwrap(), destination.engine.card().unwrap());
-    let refused = |from: Vec<u8>| match destination.engine.connect(&[from], std::slice::from_ref(&to)) {
-        Err(ConnectError::Card { peer: PeerName { side: Side::Source, rank: 0 }, source }) => source,
-        result => panic!("{result:?}"),
+fn cards_that_are_no_instance_are_refused_by_name() {
+    let ranks = [rank(0, table("TFTF", 0..4), PATIENCE), rank(1, table("TFTF", 0..4), PATIENCE)];
+    let [first, second] = [&ranks[0], &ranks[1]].map(card);
+    let refused = |ranks: Range<u32>, cards: &[&[u8]]| InstanceCard::new(ranks, cards).unwrap_err();
+    let unreadable = |card: &[u8]| match refused(0..2, &[&first, card]) {
+        InstanceCardError::Card { place: 1, source } => source,
+        error => panic!("{error:?}"),
     };
-    assert!(matches!(refused(Vec::new()), CardError::NotACard { bytes: 0 }));
-    assert!(matches!(refused(b"GET / HTTP/1.1".to_vec()), CardError::NotACard { .. }));
-    assert!(matches!(refused(from[..20].to_vec()), CardError::NotACard { bytes: 20 }));
-    let altered = |byte: usize| {
-        let mut card = from.clone();
+    assert!(matches!(unreadable(&[]), CardError::NotACard { bytes: 0 }));
+    assert!(matches!(unreadable(b"GET / HTTP/1.1"), CardError::NotACard { .. }));
+    assert!(matches!(unreadable(&second[..20]), CardError::NotACard { bytes: 20 }));
+    let altered = |card: &[u8], byte: usize| {
+        let mut card = card.to_vec();
         card[byte] ^= 0x40;
         card
     };
-    assert!(matches!(refused(altered(8)), CardError::Version { theirs: 0x41, ours: 1 }));
-    for byte in (10..from.len()).step_by(7) {
-        assert!(matches!(refused(altered(byte)), CardError::Damaged), "byte {byte}");
+    // Of another release than the others.
+    assert!(matches!(unreadable(&altered(&second, 8)), CardError::Version { theirs: 0x41, ours: 1 }));
+    for byte in (10..second.len()).step_by(7) {
+        assert!(matches!(unreadable(&altered(&second, byte)), CardError::Damaged), "byte {byte}");
     }
-    let second = rank(1, table("TFTF", 0..4), PATIENCE).engine.card().unwrap();
-    let first = from.clone();
-    for (cards, wrong) in [([second.clone(), first], 0), ([second.clone(), second], 1)] {
-        let order = destination.engine.connect(&cards, std::slice::from_ref(&to));
-        assert!(matches!(order, Err(ConnectError::Order { found, .. }) if found == wrong), "{order:?}");
+    assert!(matches!(refused(0..3, &[&second, &first]), InstanceCardError::Missing { rank: 2 }));
+    assert!(matches!(refused(0..1, &[]), InstanceCardError::Missing { rank: 0 }));
+    assert!(matches!(refused(0..1, &[&first, &second]), InstanceCardError::Unexpected { rank: 1 }));
+    let life = card(&rank(1, table("TFTF", 0..4), PATIENCE));
+    assert!(matches!(refused(0..2, &[&first, &second, &life]), InstanceCardError::Twice { rank: 1 }));
+    let elsewhere = Engine::start(EngineOptions::new(1).instance("decode")).unwrap();
+    let mut table = table("TFTF", 0..4);
+    let regions = elsewhere.allocate(&mut table).unwrap();
+    elsewhere.publish(table, regions).unwrap();
+    let error = refused(0..2, &[&first, &elsewhere.card().unwrap()]);
+    assert!(
+        matches!(&error, InstanceCardError::OtherInstance { rank: 1, theirs, .. } if theirs == "decode"),
+        "{error}"
+    );
+
+    let instance = InstanceCard::new(0..2, [&second, &first]).unwrap();
+    assert!(instance.ranks().eq(0..2));
+    let bytes = instance.to_bytes();
+    assert_eq!(InstanceCard::from_bytes(&bytes).unwrap(), instance);
+    for byte in (0..bytes.len()).step_by(13) {
+        let error = InstanceCard::from_bytes(&altered(&bytes, byte)).unwrap_err();
+        assert!(matches!(error, InstanceCardError::Unreadable(_)), "byte {byte}: {error:?}");
     }
-    let neither = destination.engine.connect(std::slice::from_ref(&from), std::slice::from_ref(&from));
-    assert!(matches!(neither, Err(ConnectError::NotAmong)), "{neither:?}");
-    let both = destination.engine.connect(std::slice::from_ref(&to), std::slice::from_ref(&to));
-    assert!(matches!(both, Err(ConnectError::NotAmong)));
+    // One is not taken for the other.
+    let one_rank = InstanceCard::from_bytes(&first).unwrap_err();
+    assert!(matches!(one_rank, InstanceCardError::Unreadable(CardError::NotACard { .. })), "{one_rank:?}");
+    assert!(matches!(unreadable(&bytes), CardError::NotACard { .. }));
+}
+
+#[test]
+fn an_engine_is_of_one_of_the_two_instances() {
+    let (source, destination) = (rank(0, table("TFTF", 0..4), PATIENCE), rank(0, table("TFTF", 0..4), PATIENCE));
+    for of_both_sides in [&source, &destination].map(alone) {
+        let refused = destination.engine.connect(&of_both_sides, &of_both_sides);
+        assert!(matches!(refused, Err(ConnectError::NotAmong)), "{refused:?}");
+    }
 }
 
 #[test]
 fn instances_that_do_not_fit_are_refused_before_anything_is_connected() {
     let source = rank(0, table("TFFF", 0..4), PATIENCE);
     let destination = rank(0, table("TFTF", 0..4), PATIENCE);
-    let (from, to) = ([source.engine.card().unwrap()], [destination.engine.card().unwrap()]);
+    let (from, to) = (alone(&source), alone(&destination));
     for engine in [&source.engine, &destination.engine] {
         match engine.connect(&from, &to) {
             Err(ConnectError::Match(source)) => {
@@ -341,7 +377,7 @@ fn instances_that_do_not_fit_are_refused_before_anything_is_connected() {
         }
     }
     let half = rank(0, table("TFTF", 0..2), PATIENCE);
-    let uncovered = half.engine.connect(&[half.engine.card().unwrap()], &to);
+    let uncovered = half.engine.connect(&alone(&half), &to);
     assert!(matches!(uncovered, Err(ConnectError::Match(_))), "{uncovered:?}");
 }
 
@@ -413,7 +449,7 @@ fn a_restarted_peer_is_known_again_and_its_survivors_do_nothing() {
             destination[0] = rank(0, table("TFTF", 0..4), PATIENCE);
             2
         };
-        let (from, to) = (cards(&sources), cards(&destination));
+        let (from, to) = (instance(&sources), instance(&destination));
         let engine = if restarted == 1 { &sources[1].engine } else { &destination[0].engine };
         links[restarted] = engine.connect(&from, &to).unwrap();
     }
@@ -423,7 +459,7 @@ fn a_restarted_peer_is_known_again_and_its_survivors_do_nothing() {
 fn a_call_that_was_given_up_does_not_count_for_a_later_one() {
     let patience = Duration::from_secs(1);
     let (source, destination) = (rank(0, table("TFTF", 0..4), patience), rank(0, table("TFTF", 0..4), patience));
-    let (from, to) = ([source.engine.card().unwrap()], [destination.engine.card().unwrap()]);
+    let (from, to) = (alone(&source), alone(&destination));
     // Each calls alone, one after the other: nobody is there, however fresh the other's greeting is.
     assert!(source.engine.connect(&from, &to).is_err());
     assert!(destination.engine.connect(&from, &to).is_err());
@@ -509,7 +545,8 @@ fn each_data_parallel_part_has_a_link_of_its_own() {
         assert!(row(&destinations[0], 1, &Role::Value, 2) == row(&sources[0], 1, &Role::Value, 5));
     }
     // Together they are no instance that holds one request.
-    let both: Vec<_> = parts.iter().flat_map(|part| cards(part)).collect();
-    let mixed = destinations[0].engine.connect(&both, &cards(&destinations));
+    let all = parts.iter().flatten();
+    let both = InstanceCard::new(all.clone().map(|rank| rank.engine.options().rank), all.map(card)).unwrap();
+    let mixed = destinations[0].engine.connect(&both, &instance(&destinations));
     assert!(matches!(mixed, Err(ConnectError::Match(_))), "{mixed:?}");
 }

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, Sender, unbounded};
 use kvferry::{
-    ConnectError, Engine, EngineOptions, Link, Outcome, PostError, PublishError, RequestKey, StartError, Transfer,
+    ConnectError, Engine, EngineOptions, InstanceCard, InstanceCardError, Link, Outcome, PostError, PublishError,
+    RequestKey, StartError, Transfer,
 };
 use kvferry_layout::PageTable;
 use kvferry_match::BlockMap;
-use kvferry_wire::{Region, Route, Version};
+use kvferry_wire::{Region, TransferStats, Version};
 
 use crate::failure;
 use crate::meet::{Member, Side};
@@ -48,6 +49,14 @@ pub enum RanksError {
         member: Member,
         /// Why.
         source: Box<PublishError>,
+    },
+    /// See the source.
+    #[error("{side} instance")]
+    Cards {
+        /// Which.
+        side: Side,
+        /// Why.
+        source: Box<InstanceCardError>,
     },
     /// See the source.
     #[error("{member}")]
@@ -125,14 +134,14 @@ pub struct Moved {
 }
 
 /// What moved between two ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
     /// Bytes, by the count of whoever says so.
     pub bytes: u64,
     /// A prefill rank: from the first write to the last byte's being there. A decode rank: from asking to being told.
     pub elapsed: Duration,
-    /// How they went. A decode rank does not know.
-    pub route: Option<Route>,
+    /// How they went.
+    pub carried: Vec<TransferStats>,
 }
 
 /// Why a rank's part of a request failed.
@@ -183,11 +192,13 @@ pub fn start(setup: &Setup, moving: &MoveOptions, seed: u64) -> Result<Vec<Arc<R
         engine.publish(table.clone(), regions.clone()).map_err(failed)?;
         engines.push((member, engine, table, regions));
     }
-    let cards = |side| -> Vec<Vec<u8>> {
-        let of_side = engines.iter().filter(|(member, ..)| member.side == side);
-        of_side.map(|(_, engine, ..)| engine.card().unwrap_or_default()).collect()
+    let card = |side| {
+        let of_side = || engines.iter().filter(move |(member, ..)| member.side == side);
+        let cards = of_side().filter_map(|(_, engine, ..)| engine.card());
+        InstanceCard::new(of_side().map(|(member, ..)| member.rank), cards)
+            .map_err(|source| RanksError::Cards { side, source: Box::new(source) })
     };
-    let (sources, destinations) = (cards(Side::Sender), cards(Side::Receiver));
+    let (sources, destinations) = (card(Side::Sender)?, card(Side::Receiver)?);
     let connect = |(member, engine, _, regions): &(Member, Engine, PageTable, Vec<Region>)| {
         regions.iter().for_each(touch);
         let link = engine.connect(&sources, &destinations);
@@ -268,12 +279,12 @@ impl Rank {
             Side::Sender => self.finish(self.engine.send(self.link, key, maps, tokens), |sent| Part {
                 bytes: sent.bytes,
                 elapsed: sent.elapsed,
-                route: Some(sent.route),
+                carried: sent.carried.clone(),
             }),
             Side::Receiver => self.finish(self.engine.receive(self.link, key, &maps, tokens), |received| Part {
                 bytes: received.bytes,
                 elapsed: received.elapsed,
-                route: None,
+                carried: received.carried.clone(),
             }),
         };
         let ended = Instant::now();

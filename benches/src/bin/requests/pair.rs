@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use kvferry::{Engine, EngineOptions, Link, Receive, RequestKey};
+use kvferry::{Engine, EngineOptions, InstanceCard, Link, Receive, RequestKey};
 use kvferry_layout::{
     Dtype, GroupKind, GroupSpec, Layer, LayerMask, PageTable, RankSpec, Role, RowSpec, Slot, block_major,
 };
@@ -97,7 +97,7 @@ impl Pair {
         let Answer::Card(source) = hear(&mut output)? else { return Err("no card".into()) };
         let destination = engine.card().ok_or("no card")?;
         tell(&mut input, &Ask::Connect { source: source.clone(), destination: destination.clone() })?;
-        let link = engine.connect(&[source], &[destination])?;
+        let link = engine.connect(&InstanceCard::new(0..1, [source])?, &InstanceCard::new(0..1, [destination])?)?;
         hear(&mut output)?;
         Ok(Self { engine, link, child, input, output, next: 0, held: Vec::new() })
     }

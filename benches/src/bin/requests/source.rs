@@ -4,7 +4,7 @@ use std::error::Error;
 use std::io::BufRead;
 use std::time::{Duration, Instant};
 
-use kvferry::{Engine, Link, PartSpec, Ready, RequestKey};
+use kvferry::{Engine, InstanceCard, Link, PartSpec, Ready, RequestKey};
 
 use crate::pair::{Answer, Ask, BLOCK_TOKENS, PATIENCE, clock, engine, map};
 
@@ -18,7 +18,8 @@ pub(crate) fn serve() -> Result<(), Box<dyn Error>> {
                 Answer::Card(engine.card().ok_or("no card")?)
             }
             Ask::Connect { source, destination } => {
-                link = Some(started.as_ref().ok_or("not started")?.connect(&[source], &[destination])?);
+                let [source, destination] = [source, destination].map(|card| InstanceCard::new(0..1, [card]));
+                link = Some(started.as_ref().ok_or("not started")?.connect(&source?, &destination?)?);
                 Answer::Done
             }
             Ask::Send { first, count, blocks, pause_us } => {

@@ -1,18 +1,15 @@
-//! One rank: this test binary again, which runs nothing but [`serve`]. It is told what to post and says how that ends; which
+//! One rank: this test binary again, which runs nothing but [`member`]. It is told what to post and says how that ends; which
 //! slots a request has is its own affair, and it checks them itself.
 
-use std::io::BufRead;
 use std::time::Duration;
 
 use crossbeam::channel::{self, RecvTimeoutError};
-use kvferry::{Link, Outcome, Receive, RequestKey, Send};
+use kvferry::{InstanceCard, Link, Outcome, Receive, RequestKey, Send};
 use kvferry_match::Side;
+use kvferry_test_process::{asked, footprint, say, setup};
 use serde::{Deserialize, Serialize};
 
-use crate::pool::{Pool, map, tokens};
-
-/// Set in the process of a rank, to what it is to be.
-pub(crate) const VARIABLE: &str = "KVFERRY_TEST_MEMBER";
+use crate::pool::{Pool, RANKS, map, tokens};
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Setup {
@@ -107,7 +104,8 @@ impl Serving {
     fn hear(&mut self, ask: Ask) {
         match ask {
             Ask::Connect { sources, destinations } => {
-                let link = self.pool.engine.connect(&sources, &destinations);
+                let of_all = |cards: Vec<Vec<u8>>| InstanceCard::new(0..RANKS, cards).unwrap();
+                let link = self.pool.engine.connect(&of_all(sources), &of_all(destinations));
                 say(&Said::Connected(link.as_ref().map(|_| ()).map_err(ToString::to_string)));
                 self.link = link.ok();
             }
@@ -168,39 +166,31 @@ impl Serving {
     }
 
     fn report(&self) -> Report {
-        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
-        let pages: u64 = pages.split(' ').nth(1).unwrap().parse().unwrap();
+        let (descriptors, resident) = footprint();
         let quarantine = self.pool.engine.quarantine();
         Report {
             open: self.requests.iter().map(|request| request.key).collect(),
             slots: self.pool.check_free(),
             quarantine: quarantine.iter().map(|entry| (entry.key, entry.epoch, entry.to_string())).collect(),
-            descriptors: std::fs::read_dir("/proc/self/fd").unwrap().count(),
-            resident: pages * rustix::param::page_size() as u64,
+            descriptors,
+            resident,
         }
     }
 }
 
-fn say(said: &Said) {
-    println!("said: {}", serde_json::to_string(said).unwrap());
-}
-
 #[test]
 #[ignore = "one rank of the test here; does nothing by itself"]
-fn serve() {
-    let Ok(setup) = std::env::var(VARIABLE) else { return };
-    let Setup { source, rank, transports, patience } = serde_json::from_str(&setup).unwrap();
+fn member() {
+    let Some(Setup { source, rank, transports, patience }) = setup() else { return };
     let side = if source { Side::Source } else { Side::Destination };
     let pool = Pool::start(side, rank, transports, patience);
     let (version, epoch) = (pool.engine.ucx_version(), pool.engine.epoch());
     let fragile = (version.major, version.minor) < (1, 14);
     say(&Said::Card { card: pool.engine.card().unwrap(), epoch, fragile });
     let mut serving = Serving { pool, link: None, requests: Vec::new() };
-    let (asked, asks) = channel::unbounded();
+    let (to_main, asks) = channel::unbounded();
     std::thread::spawn(move || {
-        for line in std::io::stdin().lock().lines().map_while(Result::ok) {
-            let _ = asked.send(serde_json::from_str(&line).unwrap()); // nobody listens: this process ends
-        }
+        asked().for_each(|ask| drop(to_main.send(ask))); // nobody listens: this process ends
     });
     loop {
         match asks.recv_timeout(Duration::from_millis(2)) {

@@ -1,18 +1,13 @@
-//! The other process: this test binary again, which runs nothing but [`serve`].
+//! The other process: this test binary again, which runs nothing but [`rank`].
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use kvferry::{Link, Receive, RequestKey, Send};
-use rustix::process::{Pid, Signal, kill_process};
+use kvferry::{InstanceCard, Link, Receive, RequestKey, Send};
+use kvferry_test_process::{Answers, Process, serve, setup};
 use serde::{Deserialize, Serialize};
 
 use crate::rank::{Rank, Way};
-
-/// Set in the other process, to what it is to be.
-const VARIABLE: &str = "KVFERRY_TEST_RANK";
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Setup {
@@ -25,8 +20,8 @@ struct Setup {
 enum Ask {
     Card,
     Connect {
-        sources: Vec<Vec<u8>>,
-        destinations: Vec<Vec<u8>>,
+        sources: Vec<u8>,
+        destinations: Vec<u8>,
     },
     Send {
         key: RequestKey,
@@ -60,39 +55,22 @@ enum Answer {
 
 /// An engine in a process of its own.
 pub(crate) struct Other {
-    pub(crate) card: Vec<u8>,
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
+    /// Of its instance, which has this rank only.
+    pub(crate) card: InstanceCard,
+    pub(crate) process: Process,
+    answers: Answers<Answer>,
 }
 
 impl Other {
     pub(crate) fn start(way: Way, rank: u32, patience: Duration) -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--ignored", "--exact", "child::serve", "--nocapture"]);
-        command.env(VARIABLE, serde_json::to_string(&Setup { way, rank, patience }).unwrap());
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
-        let mut other = Self { card: Vec::new(), child, input, output };
-        other.tell(&Ask::Card);
-        let Answer::Card(card) = other.hear() else { panic!("no card") };
-        other.card = card;
-        other
-    }
-
-    fn tell(&mut self, ask: &Ask) {
-        writeln!(self.input, "{}", serde_json::to_string(ask).unwrap()).unwrap();
+        let (mut process, mut answers) = Process::start("child::rank", &Setup { way, rank, patience }, |_| {});
+        process.tell(&Ask::Card);
+        let Some(Answer::Card(card)) = answers.next() else { panic!("no card") };
+        Self { card: InstanceCard::from_bytes(&card).unwrap(), process, answers }
     }
 
     fn hear(&mut self) -> Answer {
-        loop {
-            let mut line = String::new();
-            assert!(self.output.read_line(&mut line).unwrap() > 0, "the other process is gone");
-            // The test harness prints lines of its own, and the name of the test in front of the first.
-            if let Some((_, answer)) = line.split_once("answer: ") {
-                return serde_json::from_str(answer).unwrap();
-            }
-        }
+        self.answers.next().expect("the other process is there")
     }
 
     fn done(&mut self) -> Result<(), String> {
@@ -104,68 +82,44 @@ impl Other {
     }
 
     /// Connects it and whoever `meanwhile` connects at the same time.
-    pub(crate) fn connect<T>(&mut self, cards: [&[Vec<u8>]; 2], meanwhile: impl FnOnce() -> T) -> T {
-        let [sources, destinations] = cards.map(<[Vec<u8>]>::to_vec);
-        self.tell(&Ask::Connect { sources, destinations });
+    pub(crate) fn connect<T>(&mut self, cards: [&InstanceCard; 2], meanwhile: impl FnOnce() -> T) -> T {
+        let [sources, destinations] = cards.map(InstanceCard::to_bytes);
+        self.process.tell(&Ask::Connect { sources, destinations });
         let result = meanwhile();
         self.done().unwrap();
         result
     }
 
     pub(crate) fn send(&mut self, key: RequestKey, slots: &[u32], byte: u8) -> Result<(), String> {
-        self.tell(&Ask::Send { key, slots: slots.to_vec(), byte });
+        self.process.tell(&Ask::Send { key, slots: slots.to_vec(), byte });
         self.done()
     }
 
     pub(crate) fn receive(&mut self, key: RequestKey, slots: &[u32]) -> Result<(), String> {
-        self.tell(&Ask::Receive { key, slots: slots.to_vec() });
+        self.process.tell(&Ask::Receive { key, slots: slots.to_vec() });
         self.done()
     }
 
     pub(crate) fn cancel(&mut self, key: RequestKey) {
-        self.tell(&Ask::Cancel { key });
+        self.process.tell(&Ask::Cancel { key });
         self.done().unwrap();
     }
 
     pub(crate) fn outcome(&mut self, key: RequestKey) -> Result<(), String> {
-        self.tell(&Ask::Outcome { key });
+        self.process.tell(&Ask::Outcome { key });
         self.done()
     }
 
     pub(crate) fn quiet(&mut self, key: RequestKey, within: Duration) -> Result<(), String> {
-        self.tell(&Ask::Quiet { key, within });
+        self.process.tell(&Ask::Quiet { key, within });
         self.done()
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-    }
-
-    pub(crate) fn stop(&self) {
-        self.signal(Signal::STOP);
-    }
-
-    pub(crate) fn go_on(&self) {
-        self.signal(Signal::CONT);
-    }
-
-    pub(crate) fn kill(&mut self) {
-        self.signal(Signal::KILL);
-        self.child.wait().unwrap();
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
 /// A source in another process and a destination in this one, connected.
 pub(crate) fn with_source(way: Way, patience: Duration) -> (Other, Rank, Link) {
     let (mut source, destination) = (Other::start(way, 0, patience), Rank::start(way, 0, patience));
-    let (from, to) = ([source.card.clone()], [destination.card()]);
+    let (from, to) = (source.card.clone(), destination.card());
     let link = source.connect([&from, &to], || destination.engine.connect(&from, &to).unwrap());
     (source, destination, link)
 }
@@ -173,77 +127,75 @@ pub(crate) fn with_source(way: Way, patience: Duration) -> (Other, Rank, Link) {
 /// A source in this process and a destination in another, connected.
 pub(crate) fn with_destination(way: Way, patience: Duration) -> (Rank, Other, Link) {
     let (source, mut destination) = (Rank::start(way, 0, patience), Other::start(way, 0, patience));
-    let (from, to) = ([source.card()], [destination.card.clone()]);
+    let (from, to) = (source.card(), destination.card.clone());
     let link = destination.connect([&from, &to], || source.engine.connect(&from, &to).unwrap());
     (source, destination, link)
 }
 
 #[test]
 #[ignore = "the other process of the tests here; does nothing by itself"]
-fn serve() {
-    let Ok(setup) = std::env::var(VARIABLE) else { return };
-    let Setup { way, rank, patience } = serde_json::from_str(&setup).unwrap();
+fn rank() {
+    let Some(Setup { way, rank, patience }) = setup() else { return };
     let rank = Rank::start(way, rank, patience);
     let mut link = None::<Link>;
     let (mut sends, mut receives) = (BTreeMap::<RequestKey, Send>::new(), BTreeMap::<RequestKey, Receive>::new());
     let failed = |error: &dyn std::error::Error| Answer::Failed(error.to_string());
     let long = 4 * patience + Duration::from_secs(10);
-    for line in std::io::stdin().lock().lines() {
-        let answer = match serde_json::from_str(&line.unwrap()).unwrap() {
-            Ask::Card => Answer::Card(rank.card()),
-            Ask::Connect { sources, destinations } => {
-                // What failed a moment ago may still be going down.
-                let until = Instant::now() + Duration::from_secs(10);
-                loop {
-                    match rank.engine.connect(&sources, &destinations) {
-                        Ok(made) => {
-                            link = Some(made);
-                            break Answer::Done;
-                        }
-                        Err(error) if Instant::now() >= until => break failed(&error),
-                        Err(_) => std::thread::sleep(Duration::from_millis(50)),
+    serve(|ask| match ask {
+        Ask::Card => Answer::Card(rank.card().to_bytes()),
+        Ask::Connect { sources, destinations } => {
+            let [sources, destinations] =
+                [sources, destinations].map(|card: Vec<u8>| InstanceCard::from_bytes(&card).unwrap());
+            // What failed a moment ago may still be going down.
+            let until = Instant::now() + Duration::from_secs(10);
+            loop {
+                match rank.engine.connect(&sources, &destinations) {
+                    Ok(made) => {
+                        link = Some(made);
+                        break Answer::Done;
                     }
+                    Err(error) if Instant::now() >= until => break failed(&error),
+                    Err(_) => std::thread::sleep(Duration::from_millis(50)),
                 }
             }
-            Ask::Send { key, slots, byte } => {
-                rank.fill(&slots, byte);
-                match rank.send(link.unwrap(), key, &slots) {
-                    Ok(send) => {
-                        sends.insert(key, send);
-                        Answer::Done
-                    }
-                    Err(error) => failed(&error),
-                }
-            }
-            Ask::Receive { key, slots } => match rank.receive(link.unwrap(), key, &slots) {
-                Ok(receive) => {
-                    receives.insert(key, receive);
+        }
+        Ask::Send { key, slots, byte } => {
+            rank.fill(&slots, byte);
+            match rank.send(link.unwrap(), key, &slots) {
+                Ok(send) => {
+                    sends.insert(key, send);
                     Answer::Done
                 }
                 Err(error) => failed(&error),
-            },
-            Ask::Cancel { key } => {
-                sends.get(&key).into_iter().for_each(Send::cancel);
-                receives.get(&key).into_iter().for_each(Receive::cancel);
+            }
+        }
+        Ask::Receive { key, slots } => match rank.receive(link.unwrap(), key, &slots) {
+            Ok(receive) => {
+                receives.insert(key, receive);
                 Answer::Done
             }
-            Ask::Outcome { key } => {
-                let sent = sends.get(&key).map(|send| send.wait(long).expect("it ends").map(|_| ()));
-                let received = receives.get(&key).map(|receive| receive.wait(long).expect("it ends").map(|_| ()));
-                match sent.or(received).expect("it was posted") {
-                    Ok(()) => Answer::Done,
-                    Err(error) => failed(&*error),
-                }
+            Err(error) => failed(&error),
+        },
+        Ask::Cancel { key } => {
+            sends.get(&key).into_iter().for_each(Send::cancel);
+            receives.get(&key).into_iter().for_each(Receive::cancel);
+            Answer::Done
+        }
+        Ask::Outcome { key } => {
+            let sent = sends.get(&key).map(|send| send.wait(long).expect("it ends").map(|_| ()));
+            let received = receives.get(&key).map(|receive| receive.wait(long).expect("it ends").map(|_| ()));
+            match sent.or(received).expect("it was posted") {
+                Ok(()) => Answer::Done,
+                Err(error) => failed(&*error),
             }
-            Ask::Quiet { key, within } => {
-                let sent = sends.get(&key).map(|send| send.wait_quiet(within));
-                match sent.or_else(|| receives.get(&key).map(|receive| receive.wait_quiet(within))).unwrap() {
-                    Ok(_) => Answer::Done,
-                    Err(error) => failed(&error),
-                }
+        }
+        Ask::Quiet { key, within } => {
+            let sent = sends.get(&key).map(|send| send.wait_quiet(within));
+            match sent.or_else(|| receives.get(&key).map(|receive| receive.wait_quiet(within))).unwrap() {
+                Ok(_) => Answer::Done,
+                Err(error) => failed(&error),
             }
-        };
-        println!("answer: {}", serde_json::to_string(&answer).unwrap());
-    }
+        }
+    });
     drop((sends, receives));
 }

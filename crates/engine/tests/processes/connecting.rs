@@ -15,14 +15,14 @@ fn who_does_not_connect_is_named_in_time() {
     for way in WAYS {
         for killed in [true, false] {
             let (mut source, destination) = (Other::start(way, 0, PATIENCE), Rank::start(way, 0, PATIENCE));
-            let to = [destination.card()];
+            let to = destination.card();
             if killed {
-                source.kill()
+                source.process.kill()
             } else {
-                source.stop()
+                source.process.stop()
             }
             let asked = Instant::now();
-            let error = destination.engine.connect(&[source.card.clone()], &to).unwrap_err();
+            let error = destination.engine.connect(&source.card, &to).unwrap_err();
             let took = asked.elapsed();
             println!("{way:?}, killed {killed}: {error} after {took:?}");
             assert!(error.to_string().contains("source rank 0"), "{way:?}: {error}");
@@ -31,9 +31,9 @@ fn who_does_not_connect_is_named_in_time() {
             if killed {
                 source = Other::start(way, 0, PATIENCE);
             } else {
-                source.go_on();
+                source.process.go_on();
             }
-            let from = [source.card.clone()];
+            let from = source.card.clone();
             let link = source.connect([&from, &to], || {
                 let until = Instant::now() + 5 * PATIENCE;
                 loop {

@@ -37,7 +37,7 @@ fn a_receive_ends_with_its_source_and_its_slots_come_back() {
             }
             posted.iter().for_each(|receive| point.await_receive(&destination, receive));
             let killed = Instant::now();
-            source.kill();
+            source.process.kill();
             // Either the death has been noticed, or the request finds out.
             if let Some(receive) = posted.or_else(|| post().ok()) {
                 let outcome = receive.wait(PATIENCE).unwrap();
@@ -80,7 +80,7 @@ fn a_send_ends_with_its_destination_and_its_slots_come_back() {
             let posted = (point != Point::Idle).then(|| post().unwrap());
             posted.iter().for_each(|send| point.await_send(send));
             let killed = Instant::now();
-            destination.kill();
+            destination.process.kill();
             let Some(send) = posted.or_else(|| post().ok()) else { continue };
             let outcome = send.wait(PATIENCE).unwrap();
             let noticed = killed.elapsed();

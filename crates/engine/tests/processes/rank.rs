@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvferry::{Engine, EngineOptions, Link, Receive, RequestKey, Send};
+use kvferry::{Engine, EngineOptions, InstanceCard, Link, Receive, RequestKey, Send};
 use kvferry_layout::{Dtype, GroupKind, GroupSpec, Layer, LayerMask, RankSpec, Role, RowSpec, Slot, block_major};
 use kvferry_match::BlockMap;
 use kvferry_wire::{Region, Route};
@@ -54,8 +54,9 @@ impl Rank {
         Self { engine, region }
     }
 
-    pub(crate) fn card(&self) -> Vec<u8> {
-        self.engine.card().unwrap()
+    /// The card of the instance, which has this rank only.
+    pub(crate) fn card(&self) -> InstanceCard {
+        InstanceCard::new([self.engine.options().rank], self.engine.card()).unwrap()
     }
 
     pub(crate) fn receive(&self, link: Link, key: RequestKey, slots: &[u32]) -> Result<Receive, kvferry::PostError> {

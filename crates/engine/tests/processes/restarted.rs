@@ -19,10 +19,10 @@ fn a_restarted_source_serves_the_survivor_at_once() {
             let receive = destination.receive(link, key(u64::from(life), 0), &slots).unwrap();
             // In the middle of a request, which is lost.
             let _ = source.send(key(u64::from(life), 0), &slots, 1);
-            source.kill();
+            source.process.kill();
             let _ = receive.wait(PATIENCE).unwrap();
             source = Other::start(way, 0, PATIENCE);
-            let (from, to) = ([source.card.clone()], [destination.card()]);
+            let (from, to) = (source.card.clone(), destination.card());
             source.connect([&from, &to], || ());
             let back = Instant::now();
             for attempt in 1.. {
@@ -47,9 +47,9 @@ fn a_restarted_destination_is_served_by_the_survivor_at_once() {
         let slots = all_slots();
         source.fill(&slots, 5);
         for life in 0..2u32 {
-            destination.kill();
+            destination.process.kill();
             destination = Other::start(way, 0, PATIENCE);
-            let (from, to) = ([source.card()], [destination.card.clone()]);
+            let (from, to) = (source.card(), destination.card.clone());
             destination.connect([&from, &to], || ());
             let back = Instant::now();
             for attempt in 1.. {

@@ -30,7 +30,7 @@ fn a_frozen_source_may_write_until_it_has_gone_on_and_stopped() {
                 source.send(key(1, 0), &slots, 7).unwrap();
             }
             posted.iter().for_each(|receive| point.await_receive(&destination, receive));
-            source.stop();
+            source.process.stop();
             let stopped = Instant::now();
             let receive = posted.unwrap_or_else(post);
             let outcome = receive.wait(LONG).unwrap();
@@ -49,7 +49,7 @@ fn a_frozen_source_may_write_until_it_has_gone_on_and_stopped() {
             assert_eq!(quarantine.len(), 1, "{way:?} {point:?}: {quarantine:?}");
             assert_eq!((quarantine[0].key, quarantine[0].slots), (key(1, 0), slots.len()));
             assert_eq!(quarantine[0].why, QuarantineReason::NoAnswer, "{}", quarantine[0]);
-            source.go_on();
+            source.process.go_on();
             let went_on = Instant::now();
             let _quiet = receive
                 .wait_quiet(LONG)
@@ -75,7 +75,7 @@ fn a_frozen_destination_is_given_up_at_the_deadline() {
             }
             let posted = (point != Point::Idle).then(post);
             posted.iter().for_each(|send| point.await_send(send));
-            destination.stop();
+            destination.process.stop();
             let stopped = Instant::now();
             let send = posted.unwrap_or_else(post);
             let outcome = send.wait(LONG).unwrap();
@@ -90,7 +90,7 @@ fn a_frozen_destination_is_given_up_at_the_deadline() {
                     "{way:?} {point:?}: ended after {ended:?}"
                 );
             }
-            destination.go_on();
+            destination.process.go_on();
             let quiet = send.wait_quiet(LONG);
             assert!(quiet.is_ok() || point == Point::Quiet, "{way:?} {point:?}: {quiet:?}");
             println!("{way:?} {point:?}: ended after {ended:?}");

@@ -1,18 +1,14 @@
-//! The other process: this test binary again, which runs nothing but [`serve`].
+//! The other process: this test binary again, which runs nothing but [`target`].
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
+use kvferry_test_process::{Answers, Process, footprint, serve, setup};
 use kvferry_wire::{Context, ContextOptions, CudaOptions, Region, RegionCard, Worker};
-use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::framework::Framework;
-
-/// Set in the other process, to what it is to be.
-const VARIABLE: &str = "KVFERRY_TEST_TARGET";
 
 /// Where the target's pool is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +18,8 @@ pub(crate) enum Kind {
     /// GPU memory of `cudaMalloc`.
     Callers,
     Host,
+    /// Host memory that no other process maps.
+    CallersHost,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -31,7 +29,8 @@ pub(crate) struct Setup {
     /// `CUDA_VISIBLE_DEVICES` of the target.
     pub(crate) visible: Option<String>,
     pub(crate) transports: Option<String>,
-    pub(crate) kind: Kind,
+    /// Of each region, all of `bytes`.
+    pub(crate) kinds: Vec<Kind>,
     pub(crate) epoch: u64,
     pub(crate) bytes: u64,
     pub(crate) slab_bytes: u64,
@@ -41,8 +40,8 @@ pub(crate) struct Setup {
 impl Setup {
     pub(crate) fn new(bytes: u64) -> Self {
         let (slab_bytes, slab_chunk_bytes) = (16 << 20, 1 << 20);
-        let (visible, transports, kind) = (None, None, Kind::Allocated);
-        Self { device: other_device(), visible, transports, kind, epoch: 0xb, bytes, slab_bytes, slab_chunk_bytes }
+        let (visible, transports, kinds) = (None, None, vec![Kind::Allocated]);
+        Self { device: other_device(), visible, transports, kinds, epoch: 0xb, bytes, slab_bytes, slab_chunk_bytes }
     }
 }
 
@@ -54,7 +53,6 @@ pub(crate) fn other_device() -> u32 {
 #[derive(Debug, Serialize, Deserialize)]
 enum Ask {
     Card,
-    Write(Vec<u8>),
     Fill(u8),
     Digest,
     Memory,
@@ -62,48 +60,47 @@ enum Ask {
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
-    Card { address: Vec<u8>, card: Box<RegionCard> },
+    Cards { address: Vec<u8>, cards: Vec<RegionCard> },
     Digest(u64),
     Memory { free: u64, descriptors: usize },
     Done,
 }
 
-/// A process with a worker and one region, which peers write.
+/// A process with a worker and regions, which peers write.
 pub(crate) struct Target {
     pub(crate) address: Vec<u8>,
     pub(crate) epoch: u64,
+    /// Of the first region.
     pub(crate) card: RegionCard,
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
+    pub(crate) cards: Vec<RegionCard>,
+    pub(crate) process: Process,
+    answers: Answers<Answer>,
 }
 
 impl Target {
     pub(crate) fn start(setup: &Setup) -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--ignored", "--exact", "child::serve", "--nocapture"]);
-        command.env(VARIABLE, serde_json::to_string(setup).unwrap());
-        if let Some(visible) = &setup.visible {
-            command.env("CUDA_VISIBLE_DEVICES", visible);
-        }
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let (mut input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        let mut output = BufReader::new(output);
-        let Answer::Card { address, card } = ask(&mut input, &mut output, &Ask::Card) else { panic!("no card") };
-        Self { address, epoch: setup.epoch, card: *card, child, input, output }
+        let (mut process, mut answers) = Process::start("child::target", setup, |command| {
+            if let Some(visible) = &setup.visible {
+                command.env("CUDA_VISIBLE_DEVICES", visible);
+            }
+        });
+        process.tell(&Ask::Card);
+        let Some(Answer::Cards { address, cards }) = answers.next() else { panic!("no cards") };
+        Self { address, epoch: setup.epoch, card: cards[0].clone(), cards, process, answers }
     }
 
     fn ask(&mut self, question: &Ask) -> Answer {
-        ask(&mut self.input, &mut self.output, question)
+        self.process.tell(question);
+        self.answers.next().expect("the target is there")
     }
 
-    /// Whether the region holds these bytes.
+    /// Whether the regions, one behind the other, hold these bytes.
     pub(crate) fn holds(&mut self, expected: &[u8]) -> bool {
         let Answer::Digest(digest) = self.ask(&Ask::Digest) else { panic!("no digest") };
         digest == xxh3_64(expected)
     }
 
-    /// Fills the whole region with one byte.
+    /// Fills all regions with one byte.
     pub(crate) fn fill(&mut self, byte: u8) {
         assert!(matches!(self.ask(&Ask::Fill(byte)), Answer::Done));
     }
@@ -113,41 +110,12 @@ impl Target {
         let Answer::Memory { free, descriptors } = self.ask(&Ask::Memory) else { panic!("no footprint") };
         (free, descriptors)
     }
-
-    pub(crate) fn kill(&mut self) {
-        kill_process(Pid::from_child(&self.child), Signal::KILL).unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-impl Drop for Target {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn ask(input: &mut ChildStdin, output: &mut BufReader<ChildStdout>, question: &Ask) -> Answer {
-    writeln!(input, "{}", serde_json::to_string(question).unwrap()).unwrap();
-    loop {
-        let mut line = String::new();
-        assert!(output.read_line(&mut line).unwrap() > 0, "the target is gone");
-        // The test harness prints lines of its own, and the name of the test in front of the first.
-        if let Some((_, answer)) = line.split_once("answer: ") {
-            return serde_json::from_str(answer).unwrap();
-        }
-    }
-}
-
-pub(crate) fn descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
 #[test]
 #[ignore = "the other process of the tests here; does nothing by itself"]
-fn serve() {
-    let Ok(setup) = std::env::var(VARIABLE) else { return };
-    let setup: Setup = serde_json::from_str(&setup).unwrap();
+fn target() {
+    let Some(setup) = setup::<Setup>() else { return };
     let cuda = CudaOptions {
         slab_bytes: setup.slab_bytes,
         slab_chunk_bytes: setup.slab_chunk_bytes,
@@ -157,41 +125,51 @@ fn serve() {
     let options = ContextOptions { transports, cuda: Some(cuda), ..Default::default() };
     let context = Context::open(&options).unwrap();
     let (worker, events) = Worker::start(&context, setup.epoch).unwrap();
-    let region = match setup.kind {
-        Kind::Allocated => context.allocate_device(setup.bytes).unwrap(),
-        Kind::Callers => callers(&context, setup.bytes),
-        Kind::Host => context.allocate(setup.bytes).unwrap(),
-    };
-    for line in std::io::stdin().lock().lines() {
-        let answer = match serde_json::from_str(&line.unwrap()).unwrap() {
-            Ask::Card => Answer::Card { address: worker.address().to_owned(), card: Box::new(region.card()) },
-            Ask::Write(bytes) => {
-                region.write(0, &bytes).unwrap();
-                Answer::Done
+    let region = |kind: &Kind| kind.region(&context, setup.device, setup.bytes);
+    let regions: Vec<Region> = setup.kinds.iter().map(region).collect();
+    serve(|ask| {
+        let answer = match ask {
+            Ask::Card => {
+                let cards = regions.iter().map(Region::card).collect();
+                Answer::Cards { address: worker.address().to_owned(), cards }
             }
             Ask::Fill(byte) => {
-                region.write(0, &vec![byte; setup.bytes as usize]).unwrap();
+                let bytes = vec![byte; setup.bytes as usize];
+                regions.iter().for_each(|region| region.write(0, &bytes).unwrap());
                 Answer::Done
             }
             Ask::Digest => {
-                let mut bytes = vec![0; setup.bytes as usize];
-                region.read(0, &mut bytes).unwrap();
+                let mut bytes = vec![0; setup.bytes as usize * regions.len()];
+                let places = regions.iter().zip(bytes.chunks_mut(setup.bytes as usize));
+                places.for_each(|(region, bytes)| region.read(0, bytes).unwrap());
                 Answer::Digest(xxh3_64(&bytes))
             }
             Ask::Memory => {
                 let (_, free, _) = context.gpu_memory().unwrap().unwrap();
-                Answer::Memory { free, descriptors: descriptors() }
+                Answer::Memory { free, descriptors: footprint().0 }
             }
         };
         while events.try_recv().is_ok() {}
-        println!("answer: {}", serde_json::to_string(&answer).unwrap());
-    }
+        answer
+    });
 }
 
-/// Memory of `cuMemAlloc`, as a framework has it.
-fn callers(context: &Context, bytes: u64) -> Region {
-    let device = serde_json::from_str::<Setup>(&std::env::var(VARIABLE).unwrap()).unwrap().device;
-    let base = Framework::on(device).allocate(bytes);
-    // SAFETY: the memory is never freed.
-    unsafe { context.register_device(base, bytes, Arc::new(())) }.unwrap()
+impl Kind {
+    /// A region of such memory, which is never freed if it is the caller's.
+    pub(crate) fn region(self, context: &Context, device: u32, bytes: u64) -> Region {
+        match self {
+            Self::Allocated => context.allocate_device(bytes).unwrap(),
+            Self::Callers => {
+                let base = Framework::on(device).allocate(bytes);
+                // SAFETY: the memory is never freed.
+                unsafe { context.register_device(base, bytes, Arc::new(())) }.unwrap()
+            }
+            Self::Host => context.allocate(bytes).unwrap(),
+            Self::CallersHost => {
+                let base = NonNull::from(vec![0u8; bytes as usize].leak()).cast();
+                // SAFETY: the memory is never freed, and reached through the region alone.
+                unsafe { context.register(base, bytes, Arc::new(())) }.unwrap()
+            }
+        }
+    }
 }

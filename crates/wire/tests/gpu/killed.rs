@@ -1,5 +1,6 @@
 //! A target that dies: its peers' GPU contexts go on.
 
+use kvferry_test_process::{Process, setup};
 use kvferry_wire::{PutError, RegionCard, Route, TransferId};
 
 use crate::child::{Setup, Target};
@@ -24,14 +25,14 @@ fn check(route: Route) {
             end.put(endpoint, vec![shape.part(&end.pool, remote)]).unwrap();
         }
         if when != "during" {
-            target.kill();
+            target.process.kill();
         }
         for transfer in 0..transfers_after {
             end.worker.put(endpoint, TransferId(transfer), vec![shape.part(&end.pool, remote)]).unwrap();
         }
         if when == "during" {
             end.done().unwrap();
-            target.kill();
+            target.process.kill();
         }
         let ends: Vec<_> = (usize::from(when == "during")..transfers_after as usize).map(|_| end.done()).collect();
         let last = ends.last().unwrap();
@@ -62,15 +63,10 @@ fn staged() {
 fn sources_that_land() {
     let mut target = Target::start(&Setup { epoch: 0xf, ..Setup::new(BYTES / 8) });
     for _ in 0..3 {
-        let mut source = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--ignored", "--exact", "killed::source", "--nocapture"])
-            .env(SOURCE, serde_json::to_string(&(&target.address, target.epoch, &target.card)).unwrap())
-            .stdout(std::process::Stdio::null())
-            .spawn()
-            .unwrap();
+        let setup = (&target.address, target.epoch, &target.card);
+        let (mut source, _open) = Process::start::<()>("killed::source", &setup, |_| {});
         std::thread::sleep(std::time::Duration::from_millis(1500));
-        source.kill().unwrap();
-        source.wait().unwrap();
+        source.kill();
     }
     let end = End::start(Some(Route::Landing), None, BYTES / 8);
     let shape = Shape::blocks(16 << 10, (BYTES >> 17) as u32, &mut Random(2));
@@ -81,14 +77,10 @@ fn sources_that_land() {
     assert!(target.holds(&expected));
 }
 
-/// Set in the process of a source that is killed: the target.
-const SOURCE: &str = "KVFERRY_TEST_SOURCE";
-
 #[test]
 #[ignore = "a process that is killed; does nothing by itself"]
 fn source() {
-    let Ok(target) = std::env::var(SOURCE) else { return };
-    let (address, epoch, card): (Vec<u8>, u64, RegionCard) = serde_json::from_str(&target).unwrap();
+    let Some((address, epoch, card)) = setup::<(Vec<u8>, u64, RegionCard)>() else { return };
     let end = End::start(Some(Route::Landing), None, BYTES / 8);
     let endpoint = end.worker.connect(&address, epoch).unwrap();
     let remote = end.worker.import(endpoint, &card).unwrap();

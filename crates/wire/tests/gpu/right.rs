@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use kvferry_test_process::footprint;
 use kvferry_wire::{Context, CudaEvent, PutError, Route, RouteReason, TransferId};
 
-use crate::child::{Kind, Setup, Target, descriptors};
+use crate::child::{Kind, Setup, Target};
 use crate::end::{End, pattern};
 use crate::framework::Framework;
 use crate::plan::{Random, Shape, random};
@@ -88,7 +89,7 @@ fn landing_in_another_process() {
 #[test]
 #[ignore = "needs CUDA"]
 fn landing_in_memory_of_the_callers() {
-    let mut target = Target::start(&Setup { kind: Kind::Callers, ..Setup::new(BYTES) });
+    let mut target = Target::start(&Setup { kinds: vec![Kind::Callers], ..Setup::new(BYTES) });
     let end = End::start(None, None, BYTES);
     check_sizes(&end, &mut target);
     let (endpoint, remote) = end.connect(&target);
@@ -206,7 +207,7 @@ fn two_sources_share_a_slab() {
 #[test]
 #[ignore = "needs CUDA"]
 fn from_a_gpu_into_host_memory() {
-    let mut target = Target::start(&Setup { kind: Kind::Host, ..Setup::new(BYTES) });
+    let mut target = Target::start(&Setup { kinds: vec![Kind::Host], ..Setup::new(BYTES) });
     let end = End::start(None, None, BYTES);
     check_sizes(&end, &mut target);
 }
@@ -237,9 +238,9 @@ fn rounds(route: Route) {
     };
     (0..300).for_each(&mut round);
     let free = || end.context.gpu_memory().unwrap().unwrap().1;
-    let before = (free(), descriptors());
+    let before = (free(), footprint().0);
     (300..1300).for_each(&mut round);
-    let after = (free(), descriptors());
+    let after = (free(), footprint().0);
     assert!(after.0 + (8 << 20) >= before.0, "GPU memory: {} B free, then {} B", before.0, after.0);
     assert!(after.1 <= before.1 + 2, "descriptors: {} then {}", before.1, after.1);
     let before = target.footprint();

@@ -1,18 +1,13 @@
-//! The other process: this test binary again, which runs nothing but [`serve`].
+//! The other process: this test binary again, which runs nothing but [`target`].
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
+use kvferry_test_process::{Answers, Process, cpu_seconds, footprint, serve, setup};
 use kvferry_wire::{Context, ContextOptions, RegionCard, Route, TransferId, Worker};
-use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::end::{MANY, PIECE, pieces};
-
-/// Set in the other process, to what it is to be.
-const VARIABLE: &str = "KVFERRY_TEST_TARGET";
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Setup {
@@ -52,9 +47,8 @@ pub(crate) struct Target {
     pub(crate) address: Vec<u8>,
     pub(crate) epoch: u64,
     pub(crate) card: RegionCard,
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
+    pub(crate) process: Process,
+    answers: Answers<Answer>,
 }
 
 impl Target {
@@ -69,18 +63,15 @@ impl Target {
 
     fn start_with(setup: Setup) -> Self {
         let epoch = setup.epoch;
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--ignored", "--exact", "child::serve", "--nocapture"]);
-        command.env(VARIABLE, serde_json::to_string(&setup).unwrap());
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let (mut input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        let mut output = BufReader::new(output);
-        let Answer::Card { address, card } = ask(&mut input, &mut output, &Ask::Card) else { panic!("no card") };
-        Self { address, epoch, card, child, input, output }
+        let (mut process, mut answers) = Process::start("child::target", &setup, |_| {});
+        process.tell(&Ask::Card);
+        let Some(Answer::Card { address, card }) = answers.next() else { panic!("no card") };
+        Self { address, epoch, card, process, answers }
     }
 
     fn ask(&mut self, question: &Ask) -> Answer {
-        ask(&mut self.input, &mut self.output, question)
+        self.process.tell(question);
+        self.answers.next().expect("the target is there")
     }
 
     /// Whether the region holds these bytes.
@@ -109,68 +100,19 @@ impl Target {
         let (address, epoch, card) = (source.address.clone(), source.epoch, source.card.clone());
         assert!(matches!(self.ask(&Ask::Pull { address, epoch, card }), Answer::Done));
     }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-    }
-
-    pub(crate) fn stop(&self) {
-        self.signal(Signal::STOP);
-    }
-
-    pub(crate) fn go_on(&self) {
-        self.signal(Signal::CONT);
-    }
-
-    pub(crate) fn kill(&mut self) {
-        self.signal(Signal::KILL);
-        self.child.wait().unwrap();
-    }
-}
-
-impl Drop for Target {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn ask(input: &mut ChildStdin, output: &mut BufReader<ChildStdout>, question: &Ask) -> Answer {
-    writeln!(input, "{}", serde_json::to_string(question).unwrap()).unwrap();
-    loop {
-        let mut line = String::new();
-        assert!(output.read_line(&mut line).unwrap() > 0, "the target is gone");
-        // The test harness prints lines of its own, and the name of the test in front of the first.
-        if let Some((_, answer)) = line.split_once("answer: ") {
-            return serde_json::from_str(answer).unwrap();
-        }
-    }
-}
-
-pub(crate) fn footprint() -> (usize, u64) {
-    let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count();
-    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
-    let pages: u64 = pages.split(' ').nth(1).unwrap().parse().unwrap();
-    (descriptors, pages * rustix::param::page_size() as u64)
-}
-
-pub(crate) fn cpu_seconds() -> f64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
 #[test]
 #[ignore = "the other process of the tests here; does nothing by itself"]
-fn serve() {
-    let Ok(setup) = std::env::var(VARIABLE) else { return };
-    let setup: Setup = serde_json::from_str(&setup).unwrap();
+fn target() {
+    let Some(setup) = setup::<Setup>() else { return };
     let route = setup.runs.then_some(Route::Runs);
     let context = Context::open(&ContextOptions { transports: setup.transports, route, ..Default::default() }).unwrap();
     let (worker, events) = Worker::start(&context, setup.epoch).unwrap();
     let mut region = Some(context.allocate(setup.bytes).unwrap());
     let card = region.as_ref().unwrap().card();
-    for line in std::io::stdin().lock().lines() {
-        let answer = match serde_json::from_str(&line.unwrap()).unwrap() {
+    serve(|ask| {
+        let answer = match ask {
             Ask::Card => Answer::Card { address: worker.address().to_owned(), card: card.clone() },
             Ask::Digest => {
                 let mut bytes = vec![0; setup.bytes as usize];
@@ -199,6 +141,6 @@ fn serve() {
             }
         };
         while events.try_recv().is_ok() {}
-        println!("answer: {}", serde_json::to_string(&answer).unwrap());
-    }
+        answer
+    });
 }

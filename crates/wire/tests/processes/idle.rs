@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::child::{Target, cpu_seconds};
+use kvferry_test_process::cpu_seconds;
+
+use crate::child::Target;
 use crate::end::{DEADLINE, End, PIECE, WAYS};
 
 /// Less than a hundredth of a core, connected and alone.

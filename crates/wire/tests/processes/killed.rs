@@ -18,7 +18,7 @@ fn a_peer_killed_at_rest_is_noticed_at_once() {
         let end = End::start(way, PIECE, DEADLINE);
         let (endpoint, _) = end.connect(&target);
         let killed = Instant::now();
-        target.kill();
+        target.process.kill();
         end.failure(endpoint);
         let noticed = killed.elapsed();
         println!("{way:?}: noticed after {noticed:?}");
@@ -34,7 +34,7 @@ fn a_transfer_to_a_peer_that_was_killed_before_fails() {
         let end = End::start(way, PIECE, DEADLINE);
         let endpoint = end.worker.connect(&target.address, target.epoch).unwrap();
         let remote = end.worker.import(endpoint, &target.card).unwrap();
-        target.kill();
+        target.process.kill();
         let start = Instant::now();
         end.put(endpoint, TransferId(1), end.part(remote, 1));
         let result = end.done(TransferId(1));
@@ -54,7 +54,7 @@ fn a_transfer_ends_with_the_peer_that_is_killed_during_it() {
             end.put(endpoint, TransferId(transfer), end.part(remote, BYTES / PIECE));
         }
         end.wait_for_progress();
-        target.kill();
+        target.process.kill();
         let killed = Instant::now();
         let mut failed = 0;
         for transfer in 1..=MANY {
@@ -78,7 +78,7 @@ fn a_peer_that_comes_back_is_another_and_nothing_here_restarts() {
         let end = End::start(way, PIECE, DEADLINE);
         let mut old = Target::start(way.0, 1, PIECE);
         let (old_endpoint, old_remote) = end.connect(&old);
-        old.kill();
+        old.process.kill();
         end.failure(old_endpoint);
 
         let mut new = Target::start(way.0, 2, PIECE);
@@ -105,7 +105,7 @@ fn a_death_is_reported_behind_the_failure() {
         let mut target = Target::start(way.0, 1, PIECE);
         let end = End::start(way, PIECE, DEADLINE);
         let (endpoint, _) = end.connect(&target);
-        target.kill();
+        target.process.kill();
         let killed = Instant::now();
         let mut failed = false;
         loop {
@@ -134,7 +134,7 @@ fn a_peer_that_is_killed_while_it_pulls_harms_nobody() {
             let mut puller = Target::start_puller(runs, 2, BYTES);
             puller.pull(&source);
             std::thread::sleep(Duration::from_millis(50 * round));
-            puller.kill();
+            puller.process.kill();
             std::thread::sleep(Duration::from_millis(50));
             assert!(source.holds(&vec![0; BYTES as usize]), "runs: {runs}");
         }

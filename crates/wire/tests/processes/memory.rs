@@ -1,8 +1,9 @@
 //! Many small transfers, failures and cancels among them: what is held stays flat.
 
+use kvferry_test_process::footprint;
 use kvferry_wire::{EndpointId, PutError, TransferId, Version};
 
-use crate::child::{Target, footprint};
+use crate::child::Target;
 use crate::end::{DEADLINE, End, PIECE, WAYS};
 
 /// 10^5 transfers in release mode.

@@ -16,7 +16,7 @@ fn a_stopped_peer_is_waited_for_where_it_is_needed() {
         let mut target = Target::start(way.0, 1, BYTES);
         let end = End::start(way, BYTES, DEADLINE);
         let (endpoint, remote) = end.connect(&target);
-        target.stop();
+        target.process.stop();
         end.put(endpoint, TransferId(1), end.part(remote, BYTES / PIECE));
         let patience = if way.1 == Route::Direct { DEADLINE } else { Duration::from_millis(500) };
         let until = Instant::now() + patience;
@@ -31,7 +31,7 @@ fn a_stopped_peer_is_waited_for_where_it_is_needed() {
             Route::Landing | Route::Staged => assert!(!over, "{way:?} is over without its target"),
             _ => {} // the kernel copies (cma), or the sockets take some and wait
         }
-        target.go_on();
+        target.process.go_on();
         if !over {
             end.done(TransferId(1)).unwrap();
         }
@@ -46,7 +46,7 @@ fn nothing_to_move_is_a_success_even_with_a_stopped_peer() {
         let target = Target::start(way.0, 1, PIECE);
         let end = End::start(way, PIECE, DEADLINE);
         let (endpoint, remote) = end.connect(&target);
-        target.stop();
+        target.process.stop();
         let no_pairs = end.part(remote, 0);
         let no_pieces = Part { pieces: [].into(), ..end.part(remote, 1) };
         for parts in [Vec::new(), vec![no_pairs.clone()], vec![no_pieces, no_pairs]] {
@@ -66,7 +66,7 @@ fn a_peer_that_stays_stopped_is_given_up() {
         let deadline = Duration::from_secs(2);
         let end = End::start(way, BYTES, deadline);
         let (endpoint, remote) = end.connect(&target);
-        target.stop();
+        target.process.stop();
         let start = Instant::now();
         end.put(endpoint, TransferId(1), end.part(remote, BYTES / PIECE));
         let result = end.done(TransferId(1));
@@ -75,7 +75,7 @@ fn a_peer_that_stays_stopped_is_given_up() {
 
         // What had left may still arrive when the peer goes on: the target is exposed until it says otherwise. Nothing else is
         // touched, and a new connection works.
-        target.go_on();
+        target.process.go_on();
         let (endpoint, remote) = end.connect(&target);
         end.put(endpoint, TransferId(2), end.part(remote, BYTES / PIECE));
         end.done(TransferId(2)).unwrap();
@@ -91,7 +91,7 @@ fn a_cancel_waits_for_a_stopped_peer_only_where_that_writes_and_not_for_ever() {
         let deadline = Duration::from_secs(1);
         let end = End::start(way, BYTES, deadline);
         let (endpoint, remote) = end.connect(&target);
-        target.stop();
+        target.process.stop();
         // Many of them: a few may be over before they are given up where the peer is not needed.
         (1..=50).for_each(|transfer| end.put(endpoint, TransferId(transfer), end.part(remote, BYTES / PIECE)));
         if way.1 != Route::Direct {
@@ -105,7 +105,7 @@ fn a_cancel_waits_for_a_stopped_peer_only_where_that_writes_and_not_for_ever() {
         assert!(ends.iter().all(|end| *end == expected || *end == Err(PutError::Cancelled) || end.is_ok()), "{ends:?}");
         assert!(ends.contains(&expected), "{way:?}: {ends:?}");
         assert!(start.elapsed() < 4 * deadline, "{way:?}: {:?}", start.elapsed());
-        target.go_on();
+        target.process.go_on();
         if way.1 != Route::Direct {
             continue;
         }
