@@ -5,7 +5,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Version of the control messages. Peers of another version are refused.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;
 
 /// Most bytes of payload that a frame may carry: a block map of 131,072 blocks and room to spare.
 pub const FRAME_PAYLOAD_BYTES_MAX: usize = 1 << 20;

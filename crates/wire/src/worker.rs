@@ -1,4 +1,4 @@
-//! A progress thread and the handle that commands it.
+//! The handle that commands a worker and moves it along.
 
 use std::cell::RefCell;
 use std::io;
