@@ -56,7 +56,7 @@ def rank(role: str, device: int, tokens: int, peer: Connection) -> None:
                 torch.cuda.synchronize()  # the bytes are there: only then are they sent
                 (sent,) = engine.send(link, request, [own.numpy()], tokens).wait(TIMEOUT)
                 rate = sent.nbytes / sent.elapsed / 1e9
-                print(f"request {request}: {sent.nbytes} B in {sent.elapsed * 1e3:.2f} ms by {sent.route}, {rate:.0f} GB/s", flush=True)
+                print(f"request {request}: {sent.nbytes} B in {sent.elapsed * 1e3:.2f} ms by {sent.carried[0].route}, {rate:.0f} GB/s", flush=True)
             else:
                 engine.receive(link, request, [own.numpy()], tokens).wait(TIMEOUT)
                 assert torch.equal(pool[own], cache(device, tokens))

@@ -53,7 +53,7 @@ def prefill(peer: Connection, transports: str | None, requests: int) -> None:
             (sent,) = engine.send(link, request, [slots], TOKENS).wait(TIMEOUT)
             if request in (0, requests - 1):
                 rate = sent.nbytes / sent.elapsed / 1e9
-                print(f"request {request}: {sent.nbytes} B in {sent.runs} runs by {sent.route}, {rate:.2f} GB/s", flush=True)
+                print(f"request {request}: {sent.nbytes} B in {sent.runs} runs by {sent.carried[0].route}, {rate:.2f} GB/s", flush=True)
         peer.recv()  # decode has checked everything
 
 

@@ -385,6 +385,7 @@ impl Engine {
         state.receives.insert(key, completion.clone());
         let slots = block_maps.iter().flat_map(BlockMap::slots).flatten().count();
         self.shared.telemetry.receive_begun(key, &tokens, slots, posted);
+        state.core.receive_posted_in(key, posted.elapsed());
         self.shared.act(state, actions);
         self.shared.telemetry.posted(Side::Destination, posted.elapsed());
         Ok(Transfer::new(completion, Arc::downgrade(&self.shared), Handle::Receive(key)))

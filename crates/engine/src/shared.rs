@@ -208,7 +208,7 @@ impl Shared {
                 let (endpoint, parts) = (peer.endpoint, peer.parts(&own.table, &own.regions, &plan));
                 let posted = match then.map(|message| message.encode()) {
                     Some((kind, payload)) => {
-                        self.worker().put_then_send(endpoint, TransferId(put.0), parts, kind, payload)
+                        self.worker().put_then_report(endpoint, TransferId(put.0), parts, kind, payload)
                     }
                     None => self.worker().put(endpoint, TransferId(put.0), parts),
                 };

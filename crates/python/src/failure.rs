@@ -4,6 +4,8 @@ use std::error::Error;
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use kvferry_layout::NameError;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -135,6 +137,12 @@ impl<E: Describe> From<E> for Failure {
 impl From<PyErr> for Failure {
     fn from(error: PyErr) -> Self {
         Self(Box::new(Kind::Raised(error)))
+    }
+}
+
+impl From<NameError> for Failure {
+    fn from(error: NameError) -> Self {
+        PyValueError::new_err(error.to_string()).into()
     }
 }
 

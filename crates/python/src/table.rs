@@ -1,7 +1,6 @@
 //! Page tables.
 
-use kvferry_layout::{CellOrder, Cut, Dtype, MemoryKind, ModelFacts, PageTable, Pooling, Storage, TableOptions, build};
-use pyo3::exceptions::PyValueError;
+use kvferry_layout::{Cut, MemoryKind, ModelFacts, PageTable, Storage, TableOptions, build};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -39,18 +38,14 @@ impl Table {
     ) -> Result<Self, Failure> {
         let facts = ModelFacts::from_config(config)?;
         let cut: Cut = cut.parse()?;
-        let storage = Storage {
-            pooling: parse_pooling(pooling)?,
-            cells: parse_cells(cells)?,
-            state_cells: parse_cells(state_cells)?,
-        };
+        let storage = Storage { pooling: pooling.parse()?, cells: cells.parse()?, state_cells: state_cells.parse()? };
         let options = TableOptions {
             mtp,
-            indexer_dtype: parse_dtype(indexer_dtype)?,
-            ssm_dtype: ssm_dtype.map(parse_dtype).transpose()?,
+            indexer_dtype: indexer_dtype.parse()?,
+            ssm_dtype: ssm_dtype.map(str::parse).transpose()?,
             state_slot_count: state_slot_count.unwrap_or(slot_count),
             storage,
-            ..TableOptions::new(tokens_per_block, parse_dtype(dtype)?, slot_count)
+            ..TableOptions::new(tokens_per_block, dtype.parse()?, slot_count)
         };
         let mut table = build(&facts, &cut, rank, &options)?;
         if let Some(device) = device {
@@ -96,35 +91,5 @@ impl Table {
             }
         }
         Self { table }
-    }
-}
-
-fn parse_dtype(name: &str) -> PyResult<Dtype> {
-    const TYPES: [Dtype; 7] =
-        [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::Fp8E4m3, Dtype::Fp8E5m2, Dtype::Fp4E2m1, Dtype::U8];
-    find(TYPES.map(|dtype| (dtype.to_string(), dtype)), name)
-}
-
-fn parse_pooling(name: &str) -> PyResult<Pooling> {
-    let poolings = [
-        ("block_major", Pooling::BlockMajor),
-        ("layer_together", Pooling::LayerTogether),
-        ("layer_stacked", Pooling::LayerStacked),
-        ("layer_split", Pooling::LayerSplit),
-    ];
-    find(poolings.map(|(name, pooling)| (name.to_owned(), pooling)), name)
-}
-
-fn parse_cells(name: &str) -> PyResult<CellOrder> {
-    find([("hnd".to_owned(), CellOrder::Hnd), ("nhd".to_owned(), CellOrder::Nhd)], name)
-}
-
-fn find<T: Copy, const N: usize>(known: [(String, T); N], name: &str) -> PyResult<T> {
-    match known.iter().find(|(known, _)| known == name) {
-        Some((_, value)) => Ok(*value),
-        None => {
-            let known = known.map(|(name, _)| name).join(", ");
-            Err(PyValueError::new_err(format!("{name:?} is none of {known}")))
-        }
     }
 }

@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use kvferry::{NotQuiet, Outcome, PartSpec, Ready, Received, RequestError, RequestKey, Sent, Times};
+use kvferry_wire::TransferStats;
 use parking_lot::Mutex;
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -182,19 +183,35 @@ trait Report {
 
 impl Report for Sent {
     fn tuple<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let Self { rank, rows, pieces, runs, bytes, route, reason, elapsed, times } = *self;
-        let Times { posting, queued, settling, total } = times;
-        let times = [posting, queued, settling, total].map(|time| time.as_secs_f64());
-        let (route, reason) = (route.to_string(), format!("{reason:?}"));
-        (rank, rows, pieces, runs, bytes, route, reason, elapsed.as_secs_f64(), times).into_bound_py_any(py)
+        let Self { rank, rows, pieces, runs, bytes, carried, elapsed, times } = self;
+        let (carried, times) = (ways(carried), seconds(times));
+        (*rank, *rows, *pieces, *runs, *bytes, carried, elapsed.as_secs_f64(), times).into_bound_py_any(py)
     }
 }
 
 impl Report for Received {
     fn tuple<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let Self { rank, rows, bytes, elapsed, note } = self;
-        (*rank, *rows, *bytes, elapsed.as_secs_f64(), PyBytes::new(py, note)).into_bound_py_any(py)
+        let Self { rank, rows, bytes, carried, elapsed, times, note } = self;
+        let (carried, times) = (ways(carried), seconds(times));
+        let note = PyBytes::new(py, note);
+        (*rank, *rows, *bytes, carried, elapsed.as_secs_f64(), times, note).into_bound_py_any(py)
     }
+}
+
+/// Route, reason, bytes, runs and seconds.
+type Way = (String, String, u64, u64, f64);
+
+fn ways(carried: &[TransferStats]) -> Vec<Way> {
+    let way = |way: &TransferStats| {
+        let TransferStats { route, reason, bytes, runs, elapsed, .. } = *way;
+        (route.to_string(), format!("{reason:?}"), bytes, runs, elapsed.as_secs_f64())
+    };
+    carried.iter().map(way).collect()
+}
+
+fn seconds(times: &Times) -> [f64; 4] {
+    let Times { posting, queued, settling, total } = *times;
+    [posting, queued, settling, total].map(|time| time.as_secs_f64())
 }
 
 fn report<'py, R: Report>(py: Python<'py>, outcome: &Outcome<R>) -> Result<Bound<'py, PyAny>, Failure> {

@@ -50,7 +50,9 @@ def test_bytes_arrive_where_they_belong(connected: Pair) -> None:
     receive, send = post(source, destination)
     (received,), (sent,) = receive.wait(PATIENCE), send.wait(PATIENCE)
     assert received.nbytes == sent.nbytes == BYTES and received.rank == sent.rank == 0
-    assert sent.route == "direct" and sent.times.total > 0
+    assert [way.route for way in sent.carried] == ["direct"] and sent.times.total > 0
+    assert received.carried[0].nbytes == BYTES and received.carried[0].reason == sent.carried[0].reason
+    assert 0 <= received.times.queued <= received.times.total
     assert receive.done() and (receive.request, receive.attempt) == (1, 0)
     assert receive.wait_quiet(PATIENCE)
     with pytest.raises(kvferry.NotQuietError) as caught:

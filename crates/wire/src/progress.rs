@@ -100,6 +100,8 @@ pub(crate) struct Posted {
 pub(crate) struct Notice {
     pub(crate) kind: u16,
     pub(crate) payload: Vec<u8>,
+    /// The transfer's statistics go at the end of the payload.
+    pub(crate) with_stats: bool,
 }
 
 /// What ties the thread to its handle.
@@ -368,10 +370,11 @@ impl Progress {
             match ended {
                 Some(result) => {
                     let (ended, notice) = self.transfers.swap_remove(index);
-                    if let (Some(notice), Ok(_)) = (notice, &result)
+                    if let (Some(Notice { kind, payload, with_stats }), Ok(stats)) = (notice, &result)
                         && let Some(connection) = self.connections.get(&ended.endpoint)
                     {
-                        connection.send(&sender, notice.kind, &notice.payload);
+                        let payload = if with_stats { stats.append_to(payload) } else { payload };
+                        connection.send(&sender, kind, &payload);
                     }
                     self.tell(Event::TransferDone { transfer: ended.transfer, result });
                 }
@@ -434,6 +437,11 @@ impl Progress {
             transfers.find(|transfer| transfer.endpoint == endpoint && transfer.stream() == Some(stream))
         });
         match (message.body, transfer) {
+            (Body::Ahead { chunks }, _) if from_peer => {
+                if let Some(connection) = self.connections.get_mut(&endpoint) {
+                    connection.add_ahead(chunks);
+                }
+            }
             (Body::Grant { before, chunks, .. }, Some(transfer)) => transfer.granted(before, &chunks),
             (Body::Landed { .. }, Some(transfer)) => transfer.landed(),
             (Body::Dropped { .. }, Some(transfer)) => transfer.dropped(),

@@ -22,7 +22,7 @@ use crate::cuda::landing::PeerSlab;
 use crate::cuda::target::DeviceTarget;
 use crate::endpoint::{EndpointId, KeyId, Lane, RemoteRegion};
 use crate::error::{CommandError, OpenError, TransferError};
-use crate::event::{Event, TransferId};
+use crate::event::{Event, STATS_BYTES_MAX, TransferId};
 use crate::frame::FRAME_PAYLOAD_BYTES_MAX;
 use crate::listener::Listener;
 use crate::process::Process;
@@ -255,7 +255,8 @@ impl Worker {
     /// UCX 1.16 on). Elsewhere the transfer ends with
     /// [`PutError::RouteUnavailable`](crate::PutError::RouteUnavailable), unless the options force `Runs`: over a network
     /// whose adapters read by themselves that is as good, over sockets and UCX's shared memory the peer answers each read,
-    /// and UCX has been seen to abort it when the reader was killed meanwhile. GPU memory is not pulled yet.
+    /// and UCX has been seen to abort it when the reader was killed meanwhile. GPU memory is pulled where it is
+    /// mapped here.
     ///
     /// # Errors
     ///
@@ -281,7 +282,29 @@ impl Worker {
         if payload.len() > FRAME_PAYLOAD_BYTES_MAX {
             return Err(CommandError::PayloadTooLong { bytes: payload.len() }.into());
         }
-        self.post(Direction::Put, endpoint, transfer, parts, Some(Notice { kind, payload }), None)
+        let notice = Notice { kind, payload, with_stats: false };
+        self.post(Direction::Put, endpoint, transfer, parts, Some(notice), None)
+    }
+
+    /// As [`put_then_send`](Self::put_then_send), with the transfer's statistics behind `payload`: what
+    /// [`TransferStats::from_bytes`](crate::TransferStats::from_bytes) reads.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError`]; then nothing was posted and no event follows.
+    pub fn put_then_report(
+        &self,
+        endpoint: EndpointId,
+        transfer: TransferId,
+        parts: Vec<Part>,
+        kind: u16,
+        payload: Vec<u8>,
+    ) -> Result<(), TransferError> {
+        if payload.len() > FRAME_PAYLOAD_BYTES_MAX - STATS_BYTES_MAX {
+            return Err(CommandError::PayloadTooLong { bytes: payload.len() }.into());
+        }
+        let notice = Notice { kind, payload, with_stats: true };
+        self.post(Direction::Put, endpoint, transfer, parts, Some(notice), None)
     }
 
     fn post(

@@ -35,12 +35,13 @@ from ._kvferry import __version__  # noqa: E402
 from ._maps import BlockMap, BlockMaps, Slots  # noqa: E402
 from ._plan import Explanation, Flow, Plan, plan  # noqa: E402
 from ._table import Dtype, Group, PageTable, Plane, Pool, Row  # noqa: E402
-from ._transfer import Receive, Received, Send, Sent, Signal, Times, Transfer  # noqa: E402
+from ._transfer import Carried, Receive, Received, Send, Sent, Signal, Times, Transfer  # noqa: E402
 
 __all__ = [
     "BlockMap",
     "BlockMaps",
     "CardError",
+    "Carried",
     "ClosedError",
     "ConnectError",
     "Doctor",

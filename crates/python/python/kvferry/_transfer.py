@@ -10,20 +10,35 @@ from ._errors import RequestError
 from ._maps import BlockMaps, native_maps
 from ._wake import until
 
-R = TypeVar("R", bound="Sent | Received")
+R = TypeVar("R", "Sent", "Received")
 
 
 class Times(NamedTuple):
-    """Where the time of a send went, in seconds."""
+    """Where the time of a request went, in seconds."""
 
     posting: float
     """In the call that posted it."""
     queued: float
-    """From then until the destination had said where to."""
+    """From then on: of a send until the destination had said where to, of a receive until the source began to write."""
     settling: float
-    """From the end of the last write until the destination had agreed."""
+    """From the end of the last write until this rank and its peer had agreed."""
     total: float
     """From the post to the end."""
+
+
+class Carried(NamedTuple):
+    """What went one way."""
+
+    route: str
+    """The way: ``direct``, ``landing``, ``staged`` or ``runs``."""
+    reason: str
+    """Why that one."""
+    nbytes: int
+    """Bytes that took it."""
+    runs: int
+    """Contiguous copies."""
+    elapsed: float
+    """Seconds from the start of a write until its bytes were there, over all writes."""
 
 
 class Sent(NamedTuple):
@@ -39,10 +54,8 @@ class Sent(NamedTuple):
     """Contiguous copies."""
     nbytes: int
     """Bytes, equal to the destination's own count."""
-    route: str
-    """The way they took: ``direct``, ``landing``, ``staged`` or ``runs``."""
-    reason: str
-    """Why they took that way."""
+    carried: list[Carried]
+    """The ways that they took: one, unless the send was in parts."""
     elapsed: float
     """Seconds on the wire: from the start of a write until its bytes were there, over all writes."""
     times: Times
@@ -58,8 +71,12 @@ class Received(NamedTuple):
     """(layer, role) rows, whole or in part."""
     nbytes: int
     """Bytes by this rank's own count."""
+    carried: list[Carried]
+    """The ways that they took, as the source says."""
     elapsed: float
     """Seconds from the post of the receive to the source's report."""
+    times: Times
+    """Where the time went."""
     note: bytes
     """What the sender's user added to the last part."""
 
@@ -143,7 +160,7 @@ class Receive(Transfer[Received]):
     """A request in which this rank is a destination."""
 
     def _report(self, peer: tuple[Any, ...]) -> Received:
-        return Received(*peer)
+        return _named(Received(*peer))
 
 
 class Send(Transfer[Sent]):
@@ -173,8 +190,12 @@ class Send(Transfer[Sent]):
         self._native.push(tokens, layers, maps, note, None if ready is None else ready._native)
 
     def _report(self, peer: tuple[Any, ...]) -> Sent:
-        sent = Sent(*peer)
-        return sent._replace(times=Times(*sent.times))
+        return _named(Sent(*peer))
+
+
+def _named(report: R) -> R:
+    """With names for what the library hands over as plain tuples."""
+    return report._replace(carried=[Carried(*way) for way in report.carried], times=Times(*report.times))
 
 
 class Signal:
