@@ -112,7 +112,9 @@ impl Shared {
     pub(crate) fn carry_out(&self) {}
 
     /// Moves the worker along for somebody who looks again and again.
-    pub(crate) fn progress(&self) {}
+    pub(crate) fn progress(&self) {
+        std::thread::yield_now(); // the worker's thread may share this core
+    }
 
     /// Has the control thread look at the time.
     pub(crate) fn look(&self) {

@@ -134,6 +134,12 @@ impl Transfer {
         self.inner.state()
     }
 
+    /// Whether it is [`State::Active`], as far as is known without a look.
+    #[must_use]
+    pub fn is_active(&self) -> bool {
+        self.inner.status.load(Ordering::Acquire) == ACTIVE
+    }
+
     /// Waits until it is not active.
     #[must_use]
     pub fn wait(&self, timeout: Duration) -> State {

@@ -22,7 +22,7 @@ enum Kind {
 /// What an exception says.
 #[derive(Debug)]
 pub(crate) struct Described {
-    /// Name of its class: one for each kind of operation.
+    /// Name of its class, one for each kind of operation: with its module, if that is another than `kvferry._errors`.
     class: &'static str,
     /// The variant of the Rust enum.
     kind: String,
@@ -67,7 +67,7 @@ impl Failure {
         Self::new("ClosedError", "Closed", "the engine has been closed")
     }
 
-    fn new(class: &'static str, kind: &str, message: &str) -> Self {
+    pub(crate) fn new(class: &'static str, kind: &str, message: &str) -> Self {
         Self(Box::new(Kind::Described(Described::new(class, kind.to_owned(), message.to_owned()))))
     }
 }
@@ -112,7 +112,8 @@ impl Described {
             let errors = self.errors.into_iter().map(|error| error.exception(py)).collect::<PyResult<Vec<_>>>()?;
             fields.set_item("errors", errors)?;
         }
-        let class = py.import("kvferry._errors")?.getattr(self.class)?;
+        let (module, class) = self.class.rsplit_once('.').unwrap_or(("kvferry._errors", self.class));
+        let class = py.import(module)?.getattr(class)?;
         let exception = class.call1((self.message, self.kind, fields))?;
         if let Some(cause) = self.cause {
             exception.setattr("__cause__", cause.exception(py)?)?;

@@ -14,6 +14,7 @@ mod engine;
 mod failure;
 mod fields;
 mod maps;
+mod nixl;
 mod own;
 mod plan;
 mod region;
@@ -32,6 +33,8 @@ mod _kvferry {
     use super::doctor::doctor;
     #[pymodule_export]
     use super::engine::{Engine, Link};
+    #[pymodule_export]
+    use super::nixl::{NixlAgent, NixlList, NixlTransfer};
     #[pymodule_export]
     use super::plan::{Explanation, Plan};
     #[pymodule_export]

@@ -19,6 +19,8 @@ pub(crate) struct Process(u32);
 pub(crate) struct Own<T: Send + 'static> {
     process: Process,
     value: ManuallyDrop<Option<T>>,
+    /// Whether releasing it waits for nothing: then it is done where the interpreter is.
+    light: bool,
 }
 
 impl Process {
@@ -38,7 +40,12 @@ impl Process {
 
 impl<T: Send + 'static> Own<T> {
     pub(crate) fn new(value: T) -> Self {
-        Self { process: Process::this(), value: ManuallyDrop::new(Some(value)) }
+        Self { process: Process::this(), value: ManuallyDrop::new(Some(value)), light: false }
+    }
+
+    /// A value that waits for nothing when it is released.
+    pub(crate) fn light(value: T) -> Self {
+        Self { process: Process::this(), value: ManuallyDrop::new(Some(value)), light: true }
     }
 
     /// The value.
@@ -56,6 +63,9 @@ impl<T: Send + 'static> Drop for Own<T> {
     fn drop(&mut self) {
         if self.process == Process::this() {
             let value = self.value.take();
+            if self.light {
+                return;
+            }
             // Without a thread the closure that comes back releases it, here.
             let _ = thread::Builder::new().name("kvferry-release".to_owned()).spawn(move || drop(value));
         }

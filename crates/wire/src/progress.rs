@@ -437,6 +437,11 @@ impl Progress {
             transfers.find(|transfer| transfer.endpoint == endpoint && transfer.stream() == Some(stream))
         });
         match (message.body, transfer) {
+            (Body::Ahead { chunks }, _) if from_peer => {
+                if let Some(connection) = self.connections.get_mut(&endpoint) {
+                    connection.add_ahead(chunks);
+                }
+            }
             (Body::Grant { before, chunks, .. }, Some(transfer)) => transfer.granted(before, &chunks),
             (Body::Landed { .. }, Some(transfer)) => transfer.landed(),
             (Body::Dropped { .. }, Some(transfer)) => transfer.dropped(),

@@ -2,7 +2,6 @@
 //!
 //! Answers do not take the caller's endpoints: those come and go as the caller likes, and there need not be one.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -11,7 +10,7 @@ use ucx_sys::Status;
 use crate::address::{InboxCard, WorkerCard};
 use crate::connection::{self, Sender};
 use crate::context::Context;
-use crate::cuda::queue::Queue;
+use crate::cuda::incoming::Incoming;
 use crate::error::RegionError;
 use crate::inbox::message::{Body, Message, Refusal};
 use crate::inbox::target::{Inbox, Peer, Reply};
@@ -24,7 +23,7 @@ pub(crate) struct Service {
     /// The same in GPU memory.
     slab: Option<Inbox>,
     /// What the GPU scatters with, if there is one.
-    gpu: Option<Rc<RefCell<Queue>>>,
+    gpu: Option<Rc<Incoming>>,
     answers: BTreeMap<Peer, RawEndpoint>,
     replies: Vec<Reply>,
     worker: Rc<RawWorker>, // last: the endpoints are its
@@ -34,7 +33,7 @@ impl Service {
     pub(crate) fn new(
         context: &Context,
         worker: &Rc<RawWorker>,
-        gpu: Option<&Rc<RefCell<Queue>>>,
+        gpu: Option<&Rc<Incoming>>,
     ) -> Result<Self, RegionError> {
         let inbox = Inbox::new(context)?;
         let slab = gpu.map(|_| Inbox::on_gpu(context)).transpose()?.flatten();
@@ -95,7 +94,7 @@ impl Service {
                 let inbox = if slab { &mut self.slab } else { &mut self.inbox };
                 let reply = match (inbox, &self.gpu) {
                     (Some(inbox), Some(gpu)) => {
-                        inbox.describe_device(&self.context, gpu, peer, stream, total_bytes, &bytes)
+                        inbox.describe_device(&self.context, gpu, peer, stream, total_bytes, &bytes.0)
                     }
                     _ => Some((peer, Body::Refused { stream, refusal: Refusal::Gpu })),
                 };
@@ -104,6 +103,10 @@ impl Service {
             // The one that does not know the stream takes no notice.
             Body::Chunk { stream, index, chunk } => {
                 self.inboxes().for_each(|inbox| inbox.filled(peer, stream, index, chunk, None));
+            }
+            Body::Chunks { stream, index, chunks } => {
+                let known = self.inboxes().find(|inbox| inbox.has(peer, stream));
+                known.into_iter().for_each(|inbox| inbox.filled_all(peer, stream, index, chunks.clone()));
             }
             Body::Filled { stream, index, chunk, bytes } => {
                 self.inbox.as_mut()?.filled(peer, stream, index, chunk, Some(&bytes));
@@ -118,7 +121,11 @@ impl Service {
             }
             Body::Bye => return self.answers.remove(&peer),
             // What an inbox says is not said to one.
-            Body::Grant { .. } | Body::Landed { .. } | Body::Refused { .. } | Body::Dropped { .. } => {}
+            Body::Grant { .. }
+            | Body::Ahead { .. }
+            | Body::Landed { .. }
+            | Body::Refused { .. }
+            | Body::Dropped { .. } => {}
         }
         None
     }

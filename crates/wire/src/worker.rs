@@ -255,7 +255,8 @@ impl Worker {
     /// UCX 1.16 on). Elsewhere the transfer ends with
     /// [`PutError::RouteUnavailable`](crate::PutError::RouteUnavailable), unless the options force `Runs`: over a network
     /// whose adapters read by themselves that is as good, over sockets and UCX's shared memory the peer answers each read,
-    /// and UCX has been seen to abort it when the reader was killed meanwhile. GPU memory is not pulled yet.
+    /// and UCX has been seen to abort it when the reader was killed meanwhile. GPU memory is pulled where it is
+    /// mapped here.
     ///
     /// # Errors
     ///
