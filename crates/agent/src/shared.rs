@@ -109,7 +109,9 @@ impl Shared {
     }
 
     /// Has what was commanded of the worker carried out. Not on the progress thread, nor with a lock that it takes.
-    pub(crate) fn carry_out(&self) {}
+    pub(crate) fn carry_out(&self) {
+        self.worker().carry_out();
+    }
 
     /// Moves the worker along for somebody who looks again and again.
     pub(crate) fn progress(&self) {
