@@ -11,14 +11,16 @@ use std::time::{Instant, UNIX_EPOCH};
 use crossbeam::channel::Sender;
 use kvferry_layout::PageTable;
 use kvferry_match::Plan;
-use kvferry_wire::{Context, EndpointId, Event, PutError, Region, Status, TransferId, TransferStats, Worker};
+use kvferry_wire::{
+    Context, EndpointId, Event, Permit, Permitted, PutError, Region, Status, TransferId, TransferStats, Worker,
+};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::card::Card;
 use crate::completion::Completion;
 use crate::core::{Action, Core, Handle, LinkId, PartSpec, PutId, Ticket, ToVerify};
 use crate::error::{ConnectError, PushError};
-use crate::message::{Hello, Message, RequestKey};
+use crate::message::{Hello, Message, RequestKey, Serial};
 use crate::options::EngineOptions;
 use crate::peer::WirePeer;
 use crate::report::{Received, Sent};
@@ -203,21 +205,23 @@ impl Shared {
                     tracing::error!(epoch, %error, "a message was not sent");
                 }
             }
-            Action::Put { epoch, put, plan, then } => {
+            Action::Put { epoch, put, plan, then, serial, inbox_only } => {
                 let (Some(peer), Some(own)) = (state.peers.get_mut(&epoch), &state.published) else { return };
                 let (endpoint, parts) = (peer.endpoint, peer.parts(&own.table, &own.regions, &plan));
-                let posted = match then.map(|message| message.encode()) {
-                    Some((kind, payload)) => {
-                        self.worker().put_then_report(endpoint, TransferId(put.0), parts, kind, payload)
-                    }
-                    None => self.worker().put(endpoint, TransferId(put.0), parts),
-                };
+                let permitted = Permitted { permit: Permit(serial.0), inbox_only };
+                let report = then.map(|message| message.encode());
+                let posted = self.worker().put_permitted(endpoint, TransferId(put.0), parts, permitted, report);
                 if let Err(error) = posted {
                     actions.extend(state.core.put_refused(Instant::now(), put, error));
                 }
             }
             Action::CancelPut { put } => {
                 let _ = self.worker().cancel(TransferId(put.0)); // stopped: ended with everything else
+            }
+            Action::Permit { epoch, serial } => self.worker().permit(epoch, Permit(serial.0)),
+            Action::Expire { epoch, serial } => self.worker().expire(epoch, Permit(serial.0)),
+            Action::Revoke { epoch, serial } => {
+                let _ = self.worker().revoke(epoch, Permit(serial.0)); // stopped: it lets nothing in
             }
             Action::Dial { epoch } => self.leave(Chore::Dial { epoch }),
             Action::Introduce { link, old, epoch, hello } => self.leave(Chore::Introduce { link, old, epoch, hello }),
@@ -308,6 +312,8 @@ impl State {
                 None => Vec::new(),
             },
             Event::Progress { transfer, bytes } => self.core.put_progress(now, PutId(transfer.0), bytes),
+            Event::TakesInbox { transfer } => self.core.put_takes_inbox(PutId(transfer.0)),
+            Event::Revoked { epoch, permit } => self.core.revoked(epoch, Serial(permit.0)),
             Event::TransferDone { transfer, result } => match self.probes.remove(&transfer) {
                 Some(asker) => {
                     let _ = asker.send(result); // whoever asked has given up

@@ -29,6 +29,7 @@ use crate::inbox::outbox::Outbox;
 use crate::inbox::target::Peer;
 use crate::inflight::{InFlight, Means};
 use crate::listener::Listener;
+use crate::permits::{Permit, Permits};
 use crate::process::Process;
 use crate::raw::{Closing, Inbound, RawWorker};
 use crate::region::RegionCard;
@@ -78,6 +79,10 @@ pub(crate) enum Command {
     Cancel {
         transfer: TransferId,
     },
+    Revoke {
+        epoch: u64,
+        permit: Permit,
+    },
     Lanes {
         endpoint: EndpointId,
         reply: Channel<Result<Option<Vec<Lane>>, CommandError>>,
@@ -110,6 +115,7 @@ pub(crate) struct Links {
     pub(crate) listener: Listener,
     pub(crate) wake: Arc<OwnedFd>,
     pub(crate) asleep: Arc<AtomicBool>,
+    pub(crate) permits: Arc<Permits>,
 }
 
 /// Wakes the thread for a command that has been queued, if it sleeps: the system call is dear to a transfer of microseconds. A
@@ -177,7 +183,7 @@ impl Progress {
         let worker = RawWorker::create(context.clone())?;
         worker.event_fd()?; // refused here rather than at the first sleep
         let gpu = context.gpu().map(Carriers::start).transpose().map_err(CudaOpenError::from)?;
-        let service = Service::new(&context, &worker, gpu.as_ref().map(Carriers::incoming))?;
+        let service = Service::new(&context, &worker, gpu.as_ref().map(Carriers::incoming), links.permits.clone())?;
         let (inbox, slab) = (service.inbox_card(), service.slab_card());
         let address = WorkerCard::new(context.ucx_version(), worker.address()?, inbox, slab).to_bytes();
         let progress = Self {
@@ -285,12 +291,21 @@ impl Progress {
                 self.next_stream += 1;
                 let connection = self.connections.get_mut(&endpoint);
                 let means = Means { context: &self.context, copiers: &self.copiers, gpu: self.gpu.as_ref() };
-                let transfer = InFlight::new(endpoint, transfer, work, &means, connection, stream);
-                self.transfers.push((transfer, notice));
+                let permitted = work.permitted.is_some();
+                let in_flight = InFlight::new(endpoint, transfer, work, &means, connection, stream);
+                let takes_inbox = permitted && in_flight.stream().is_some();
+                self.transfers.push((in_flight, notice));
+                if takes_inbox {
+                    self.tell(Event::TakesInbox { transfer });
+                }
             }
             Command::Cancel { transfer } => {
                 let named = self.transfers.iter_mut().map(|(in_flight, _)| in_flight);
                 named.filter(|in_flight| in_flight.transfer == transfer).for_each(InFlight::cancel);
+            }
+            Command::Revoke { epoch, permit } => {
+                self.service.revoke(epoch, permit);
+                self.tell(Event::Revoked { epoch, permit });
             }
             Command::Lanes { endpoint, reply } => {
                 let connection = self.connections.get(&endpoint).ok_or(CommandError::NoEndpoint);

@@ -214,7 +214,11 @@ impl DeviceFilling {
     }
 
     pub(crate) fn refused(&mut self, why: Refusal) {
-        self.end = Some(Err(refusal(why, &self.work)));
+        match why {
+            // The target keeps its chunks for the stream until it is dropped.
+            Refusal::Revoked => self.stop(refusal(why, &self.work)),
+            _ => self.end = Some(Err(refusal(why, &self.work))),
+        }
     }
 
     /// Kernels and puts that have not ended.
@@ -272,7 +276,8 @@ impl DeviceFilling {
         let slab = matches!(self.way, Way::Slab(_));
         for bytes in description.chunks(DESCRIBE_BYTES) {
             let bytes = bytes.to_vec();
-            (desk.say)(Body::DescribeDevice { stream: self.stream, slab, total_bytes, bytes });
+            let permit = self.work.permit();
+            (desk.say)(Body::DescribeDevice { stream: self.stream, permit, slab, total_bytes, bytes });
         }
         self.described = true;
     }

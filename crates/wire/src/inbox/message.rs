@@ -8,7 +8,7 @@
 //!   Chunk {index, chunk}       ->       the chunk holds that part of the stream
 //!   Filled {..., bytes}        ->       or: put these bytes into it, where puts cannot be had
 //!                              <-     Landed, when all of it has been scattered
-//!                              <-     Refused {refusal}, instead
+//!                              <-     Refused {refusal}, instead; if it is that the target has revoked the permit, the source drops
 //!   Drop                       ->       nothing more comes of this stream, none of its chunks is written any more
 //!                              <-     Dropped: nothing of it is scattered any more
 //!   Bye                        ->       nothing more comes, no chunk is written any more
@@ -19,6 +19,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::permits::Permit;
 use crate::pieces::{Dim, Piece, Shape, SlotPair, Span};
 use crate::region::RegionId;
 
@@ -45,6 +46,7 @@ pub(crate) enum Body {
     /// The next bytes of a [`Description`] of `total_bytes`.
     Describe {
         stream: StreamId,
+        permit: Option<Permit>,
         total_bytes: u32,
         bytes: Vec<u8>,
     },
@@ -86,6 +88,7 @@ pub(crate) enum Body {
     /// As `Describe`, between GPUs: the next bytes of a [`DeviceDescription`]. Its chunks are those of the slab, or of the inbox.
     DescribeDevice {
         stream: StreamId,
+        permit: Option<Permit>,
         slab: bool,
         total_bytes: u32,
         bytes: Vec<u8>,
@@ -125,6 +128,9 @@ pub enum Refusal {
     /// The target holds as much for this peer as it will. Try again when other transfers have ended.
     #[error("the target has no room for another transfer")]
     Busy,
+    /// The target has given up what the transfer belongs to. Nothing more of it is written.
+    #[error("the target has given up what the transfer belongs to")]
+    Revoked,
     /// The target's GPU failed. Connect to another.
     #[error("the target's GPU failed")]
     Gpu,
@@ -255,7 +261,7 @@ mod tests {
         let stream = StreamId(7);
         for body in [
             Body::Hello { address: vec![1, 2] },
-            Body::Describe { stream, total_bytes: 3, bytes: vec![1, 2, 3] },
+            Body::Describe { stream, permit: Some(Permit(9)), total_bytes: 3, bytes: vec![1, 2, 3] },
             Body::Grant { stream, before: 3, chunks: vec![0, 9] },
             Body::Chunk { stream, index: 1, chunk: 2 },
             Body::Filled { stream, index: 1, chunk: 2, bytes: vec![5; 300] },
