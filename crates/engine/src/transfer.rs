@@ -61,6 +61,12 @@ impl<R> Transfer<R> {
         self.completion.wait_outcome(after(timeout))
     }
 
+    /// How the request ended, when it has: what awaiting the handle gives, of a handle that others use too.
+    pub fn until_ended(&self) -> impl Future<Output = Outcome<R>> + use<R> {
+        let completion = self.completion.clone();
+        std::future::poll_fn(move |context| completion.poll_outcome(context.waker()))
+    }
+
     /// Bytes known to have moved so far, over all peers.
     #[must_use]
     pub fn moved_bytes(&self) -> u64 {

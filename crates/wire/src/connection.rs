@@ -12,7 +12,7 @@ use crate::address::{InboxCard, WorkerCard};
 use crate::context::Context;
 use crate::cuda::imported::NotImported;
 use crate::cuda::landing::PeerSlab;
-use crate::cuda::target::DeviceTarget;
+use crate::cuda::target::{DeviceTarget, Targets};
 use crate::endpoint::{EndpointId, KeyId, RemoteRegion};
 use crate::error::{CommandError, PutError};
 use crate::frame::{self, Audience};
@@ -31,6 +31,9 @@ pub(crate) const INBOX_KEY: KeyId = KeyId(u64::MAX);
 /// How long a connection that is closed waits for what it has posted before it is cut.
 const FAREWELL_DEADLINE: Duration = Duration::from_millis(500);
 
+/// Chunks of a slab that a peer may grant ahead.
+const AHEAD_MAX: usize = 64;
+
 /// Kind of the frames between workers. Their payload says the rest.
 const KIND: u16 = 0;
 
@@ -48,6 +51,10 @@ pub(crate) struct Connection {
     inbox: Option<PeerInbox>,
     /// The peer's slab of GPU memory, if it is mapped here.
     slab: Option<PeerSlab>,
+    /// Chunks of it that the next transfer may begin with.
+    ahead: Vec<u32>,
+    /// The peer has a GPU.
+    peer_gpu: bool,
     /// The peer's process, if it is on this host.
     pub(crate) process: Option<Process>,
     greeted: bool,
@@ -96,7 +103,21 @@ impl Connection {
         let Neighbour { inbox: mapped, slab, process } = neighbour;
         let inbox = card.inbox.filter(sound).map(|card| PeerInbox { card, mapped, key_imported: false });
         let (owner, targets, device_targets) = (card.owner, BTreeMap::new(), BTreeMap::new());
-        Ok(Self { raw, id, peer_epoch, owner, targets, device_targets, inbox, slab, process, greeted: false })
+        let (ahead, peer_gpu) = (Vec::new(), card.slab.is_some());
+        Ok(Self {
+            raw,
+            id,
+            peer_epoch,
+            owner,
+            targets,
+            device_targets,
+            inbox,
+            slab,
+            ahead,
+            peer_gpu,
+            process,
+            greeted: false,
+        })
     }
 
     /// [`Status::OK`] until UCX or, if `look`, the kernel says that the peer is gone.
@@ -132,12 +153,12 @@ impl Connection {
     }
 
     /// The same for targets on a GPU; why not, if one of them is not.
-    pub(crate) fn device_targets(&self, work: &Work) -> Result<Vec<DeviceTarget>, NotImported> {
-        let target = |remote: &RemoteRegion| match self.device_targets.get(&remote.key) {
+    pub(crate) fn device_targets(&self, work: &Work) -> Result<Targets, NotImported> {
+        let target = |key: &KeyId| match self.device_targets.get(key) {
             Some(target) => target.clone(),
             None => Err(NotImported::NotOffered),
         };
-        work.remotes.iter().map(target).collect()
+        Targets::new(work.remotes.iter().map(|remote| remote.key), target)
     }
 
     /// The first target that is known to be no longer registered.
@@ -147,7 +168,9 @@ impl Connection {
             self.targets.get(key).is_some_and(|target| !target.is_offered())
                 || device.is_some_and(|target| !target.is_offered())
         };
-        let remote = work.remotes.iter().find(|remote| given_up(&remote.key))?;
+        let mut last = None;
+        let mut differs = |remote: &&RemoteRegion| last.replace(remote.key) != Some(remote.key);
+        let remote = work.remotes.iter().filter(&mut differs).find(|remote| given_up(&remote.key))?;
         Some(PutError::Withdrawn { base: remote.base(), bytes: remote.bytes() })
     }
 
@@ -157,6 +180,24 @@ impl Connection {
 
     pub(crate) fn slab(&self) -> Option<&PeerSlab> {
         self.slab.as_ref()
+    }
+
+    /// Whether the peer has a GPU that scatters what comes.
+    pub(crate) fn has_peer_gpu(&self) -> bool {
+        self.peer_gpu
+    }
+
+    /// The peer grants chunks of its slab ahead. More than any grants are not taken.
+    pub(crate) fn add_ahead(&mut self, chunks: Vec<u32>) {
+        if self.ahead.len() + chunks.len() <= AHEAD_MAX {
+            self.ahead.extend(chunks);
+        }
+    }
+
+    /// What a transfer begins with that has use for so many chunks.
+    pub(crate) fn take_ahead(&mut self, most: u64) -> Vec<u32> {
+        let count = usize::try_from(most).unwrap_or(usize::MAX).min(self.ahead.len());
+        self.ahead.drain(..count).collect()
     }
 
     pub(crate) fn inbox_mapped(&self) -> Option<Arc<Mapped>> {

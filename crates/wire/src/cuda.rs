@@ -6,13 +6,16 @@
 
 pub(crate) mod card;
 pub(crate) mod copy;
+pub(crate) mod description;
 pub(crate) mod desk;
+pub(crate) mod done;
 pub(crate) mod driver;
 pub(crate) mod event;
 pub(crate) mod expand;
 pub(crate) mod export;
 pub(crate) mod gpu;
 pub(crate) mod imported;
+pub(crate) mod incoming;
 pub(crate) mod kernel;
 pub(crate) mod landing;
 pub(crate) mod memory;
@@ -21,4 +24,5 @@ pub(crate) mod pinned;
 pub(crate) mod queue;
 pub(crate) mod route;
 pub(crate) mod scatter;
+pub(crate) mod slab;
 pub(crate) mod target;

@@ -190,6 +190,16 @@ impl InFlight {
         }
     }
 
+    /// The target scatters nothing of this any more. It ends when the target has its chunks back.
+    pub(crate) fn revoked(&mut self) {
+        let why = PutError::Refused { refusal: Refusal::Revoked };
+        match &mut self.carrier {
+            Carrier::Inbox(filling) => filling.stop(why),
+            Carrier::Gpu(carrier) => carrier.stop(why),
+            Carrier::Runs(_) | Carrier::Direct(_) | Carrier::Ended(_) => {}
+        }
+    }
+
     pub(crate) fn refused(&mut self, refusal: Refusal) {
         if let Carrier::Inbox(filling) = &mut self.carrier {
             filling.refused(refusal, &self.work);

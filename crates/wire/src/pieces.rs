@@ -132,6 +132,16 @@ impl Shape {
 
     /// As [`check`](Self::check), in time of pieces, for pairs whose `highest` slots are known.
     pub(crate) fn check_with(&self, part: usize, highest: HighestSlots) -> Result<Size, TransferError> {
+        self.check_pairs(part, &self.pairs, highest)
+    }
+
+    /// The same of other `pairs` than the shape's own.
+    pub(crate) fn check_pairs(
+        &self,
+        part: usize,
+        pairs: &[SlotPair],
+        highest: HighestSlots,
+    ) -> Result<Size, TransferError> {
         let (mut local_end, mut remote_end) = (0, 0);
         let mut one = Size::default();
         for (piece, shape) in self.pieces.iter().enumerate() {
@@ -146,7 +156,7 @@ impl Shape {
         }
         let inside = self.local.contains(highest.local, local_end) && self.remote.contains(highest.remote, remote_end);
         // Looked at one by one only to name the first that is not.
-        for (pair, slots) in self.pairs.iter().enumerate().filter(|_| !inside) {
+        for (pair, slots) in pairs.iter().enumerate().filter(|_| !inside) {
             if !self.local.contains(slots.local, local_end) {
                 let (slot, region_bytes) = (slots.local, self.local.region_bytes);
                 return Err(TransferError::OutsideLocal { part, pair, slot, region_bytes });
@@ -156,7 +166,7 @@ impl Shape {
                 return Err(TransferError::OutsideRemote { part, pair, slot, region_bytes });
             }
         }
-        let pairs = self.pairs.len() as u64;
+        let pairs = pairs.len() as u64;
         let size = one.bytes.checked_mul(pairs).zip(one.runs.checked_mul(pairs));
         let (bytes, runs) = size.ok_or(TransferError::TooLarge { part })?;
         Ok(Size { bytes, runs })

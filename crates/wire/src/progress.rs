@@ -444,7 +444,8 @@ impl Progress {
             Body::Grant { stream, .. }
             | Body::Landed { stream }
             | Body::Refused { stream, .. }
-            | Body::Dropped { stream } => Some(*stream),
+            | Body::Dropped { stream }
+            | Body::Revoked { stream } => Some(*stream),
             _ => None,
         };
         let transfer = stream.filter(|_| from_peer).and_then(|stream| {
@@ -452,9 +453,15 @@ impl Progress {
             transfers.find(|transfer| transfer.endpoint == endpoint && transfer.stream() == Some(stream))
         });
         match (message.body, transfer) {
+            (Body::Ahead { chunks }, _) if from_peer => {
+                if let Some(connection) = self.connections.get_mut(&endpoint) {
+                    connection.add_ahead(chunks);
+                }
+            }
             (Body::Grant { before, chunks, .. }, Some(transfer)) => transfer.granted(before, &chunks),
             (Body::Landed { .. }, Some(transfer)) => transfer.landed(),
             (Body::Dropped { .. }, Some(transfer)) => transfer.dropped(),
+            (Body::Revoked { .. }, Some(transfer)) => transfer.revoked(),
             (Body::Refused { refusal, .. }, Some(transfer)) => transfer.refused(refusal),
             (body, _) => {
                 let answer = self.service.hear(peer, body);

@@ -2,7 +2,6 @@
 //!
 //! Answers do not take the caller's endpoints: those come and go as the caller likes, and there need not be one.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -12,7 +11,7 @@ use ucx_sys::Status;
 use crate::address::{InboxCard, WorkerCard};
 use crate::connection::{self, Sender};
 use crate::context::Context;
-use crate::cuda::queue::Queue;
+use crate::cuda::incoming::Incoming;
 use crate::error::RegionError;
 use crate::inbox::message::{Body, Message, Refusal};
 use crate::inbox::target::{Inbox, Peer, Reply};
@@ -27,7 +26,7 @@ pub(crate) struct Service {
     slab: Option<Inbox>,
     permits: Arc<Permits>,
     /// What the GPU scatters with, if there is one.
-    gpu: Option<Rc<RefCell<Queue>>>,
+    gpu: Option<Rc<Incoming>>,
     answers: BTreeMap<Peer, RawEndpoint>,
     replies: Vec<Reply>,
     worker: Rc<RawWorker>, // last: the endpoints are its
@@ -37,7 +36,7 @@ impl Service {
     pub(crate) fn new(
         context: &Context,
         worker: &Rc<RawWorker>,
-        gpu: Option<&Rc<RefCell<Queue>>>,
+        gpu: Option<&Rc<Incoming>>,
         permits: Arc<Permits>,
     ) -> Result<Self, RegionError> {
         let inbox = Inbox::new(context)?;
@@ -80,6 +79,10 @@ impl Service {
             Body::Describe { stream, permit, .. } | Body::DescribeDevice { stream, permit, .. }
                 if !self.permits.allow(peer.epoch, permit) =>
             {
+                // Of what was let in a moment ago there may be the beginning of a description.
+                self.inboxes().filter(|inbox| inbox.has(peer, stream)).for_each(|inbox| {
+                    inbox.drop_stream(peer, stream);
+                });
                 self.replies.push((peer, Body::Refused { stream, refusal: Refusal::Revoked }));
             }
             Body::Hello { address } => {
@@ -106,7 +109,7 @@ impl Service {
                 let inbox = if slab { &mut self.slab } else { &mut self.inbox };
                 let reply = match (inbox, &self.gpu) {
                     (Some(inbox), Some(gpu)) => {
-                        inbox.describe_device(&self.context, gpu, peer, stream, total_bytes, &bytes)
+                        inbox.describe_device(&self.context, gpu, peer, stream, total_bytes, &bytes.0)
                     }
                     _ => Some((peer, Body::Refused { stream, refusal: Refusal::Gpu })),
                 };
@@ -116,6 +119,10 @@ impl Service {
             // The one that does not know the stream takes no notice.
             Body::Chunk { stream, index, chunk } => {
                 self.inboxes().for_each(|inbox| inbox.filled(peer, stream, index, chunk, None));
+            }
+            Body::Chunks { stream, index, chunks } => {
+                let known = self.inboxes().find(|inbox| inbox.has(peer, stream));
+                known.into_iter().for_each(|inbox| inbox.filled_all(peer, stream, index, chunks.clone()));
             }
             Body::Filled { stream, index, chunk, bytes } => {
                 self.inbox.as_mut()?.filled(peer, stream, index, chunk, Some(&bytes));
@@ -130,7 +137,12 @@ impl Service {
             }
             Body::Bye => return self.answers.remove(&peer),
             // What an inbox says is not said to one.
-            Body::Grant { .. } | Body::Landed { .. } | Body::Refused { .. } | Body::Dropped { .. } => {}
+            Body::Grant { .. }
+            | Body::Ahead { .. }
+            | Body::Landed { .. }
+            | Body::Refused { .. }
+            | Body::Dropped { .. }
+            | Body::Revoked { .. } => {}
         }
         None
     }

@@ -183,6 +183,7 @@ impl Worker {
             }
             Some(device) => Target::Device(self.import_device(device, card.bytes).map(DeviceTarget::Gpu)),
         };
+        let region = if matches!(target, Target::Host(Some(_), _)) { region.mapped() } else { region };
         self.ask(|reply| Command::Import { endpoint, key, card: card.clone(), target, reply })?;
         Ok(region)
     }
@@ -264,7 +265,8 @@ impl Worker {
     /// UCX 1.16 on). Elsewhere the transfer ends with
     /// [`PutError::RouteUnavailable`](crate::PutError::RouteUnavailable), unless the options force `Runs`: over a network
     /// whose adapters read by themselves that is as good, over sockets and UCX's shared memory the peer answers each read,
-    /// and UCX has been seen to abort it when the reader was killed meanwhile. GPU memory is not pulled yet.
+    /// and UCX has been seen to abort it when the reader was killed meanwhile. GPU memory is pulled where it is
+    /// mapped here.
     ///
     /// # Errors
     ///

@@ -16,11 +16,12 @@ pub(crate) struct End {
 
 impl End {
     pub(crate) fn open(arguments: &Arguments, device: u32, way: &Way, epoch: u64) -> Result<Self, Error> {
+        let default = CudaOptions::new(device);
         let cuda = CudaOptions {
             sm_blocks: way.blocks,
-            slab_bytes: arguments.slab_mb << 20,
-            slab_chunk_bytes: arguments.chunk_mb << 20,
-            ..CudaOptions::new(device)
+            slab_bytes: arguments.slab_mb.map_or(default.slab_bytes, |mb| mb << 20),
+            slab_chunk_bytes: arguments.chunk_mb.map_or(default.slab_chunk_bytes, |mb| mb << 20),
+            ..default
         };
         let options = ContextOptions {
             transports: way.transports.clone().or_else(|| arguments.transports.clone()),

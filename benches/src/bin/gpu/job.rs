@@ -4,11 +4,14 @@ use std::sync::Arc;
 
 use kvferry_layout::{CellOrder, Cut, Dtype, ModelFacts, PageTable, Pooling, Slot, Storage, TableOptions, build};
 use kvferry_match::{BlockMap, Plan, Template, assign};
-use kvferry_wire::{Dim, Part, Piece, Region, RemoteRegion, SlotPair};
+use kvferry_wire::{Dim, List, Part, Piece, Region, RemoteRegion, Run, SlotPair};
 
 use crate::ask::Error;
 
 const BLOCK_TOKENS: u32 = 64;
+
+/// What the runs of a list are scattered over.
+const LIST_POOL_BYTES: u64 = 2 << 30;
 
 /// What moves of a slot of many pieces.
 const SLOT_BYTES: u64 = 1 << 20;
@@ -24,6 +27,7 @@ pub(crate) struct Job {
 
 enum What {
     Blocks(Blocks),
+    Runs(Runs),
     Request(Box<Request>),
 }
 
@@ -32,6 +36,16 @@ struct Blocks {
     slot_bytes: u64,
     pieces: Arc<[Piece]>,
     pairs: Vec<SlotPair>,
+}
+
+/// An explicit list of runs of one length.
+struct Runs {
+    run_bytes: u64,
+    /// Where each run is from the start of both pools.
+    places: Vec<(u64, u64)>,
+    indices: Vec<usize>,
+    /// The prepared list for each target region.
+    prepared: Vec<(RemoteRegion, List)>,
 }
 
 /// A request of a model.
@@ -83,6 +97,7 @@ impl Job {
                 let storage = Storage { cells: CellOrder::Nhd, ..Storage::default() };
                 Self::request(config, ["tp4", "tp8"], Dtype::Bf16, storage, 32_768)
             }
+            list if list.starts_with("list-") => Self::list(list),
             size => match size.strip_suffix('s') {
                 Some(size) => Self::blocks(size.parse()?, 1, total_bytes),
                 None => {
@@ -108,6 +123,21 @@ impl Job {
         let pool_bytes = slots * slot_bytes;
         let what = What::Blocks(Blocks { slot_bytes, pieces, pairs });
         Ok(Self { source_bytes: pool_bytes, target_bytes: pool_bytes, bytes: runs * size, runs, what })
+    }
+
+    /// `list-BYTES-COUNT`: so many runs of such a length.
+    fn list(name: &str) -> Result<Self, Error> {
+        let numbers: Vec<u64> = name.split('-').skip(1).map(str::parse).collect::<Result<_, _>>()?;
+        let [run_bytes, count] = numbers[..] else { return Err(format!("{name} is no list").into()) };
+        let slots = LIST_POOL_BYTES.checked_div(run_bytes).filter(|slots| *slots >= count);
+        let slots = slots.ok_or_else(|| format!("{name} is not inside of 2 GiB"))?;
+        let (from, to) = (shuffled(slots, count, 1)?, shuffled(slots, count, 2)?);
+        let place = |(from, to)| (u64::from(from) * run_bytes, u64::from(to) * run_bytes);
+        let places: Vec<(u64, u64)> = from.into_iter().zip(to).map(place).collect();
+        let indices = (0..places.len()).collect();
+        let what = What::Runs(Runs { run_bytes, places, indices, prepared: Vec::new() });
+        let pool_bytes = slots * run_bytes;
+        Ok(Self { source_bytes: pool_bytes, target_bytes: pool_bytes, bytes: count * run_bytes, runs: count, what })
     }
 
     fn request(config: &str, cuts: [&str; 2], dtype: Dtype, storage: Storage, tokens: u32) -> Result<Self, Error> {
@@ -160,6 +190,16 @@ impl Job {
                 pieces: pieces.clone(),
                 pairs: Arc::from(&pairs[..]),
             }]),
+            What::Runs(Runs { run_bytes, places, indices, prepared }) => {
+                if !prepared.iter().any(|(known, _)| *known == remote) {
+                    let run = |address| Run { address, bytes: *run_bytes };
+                    let here: Vec<Run> = places.iter().map(|(from, _)| run(local.base() + from)).collect();
+                    let there: Vec<Run> = places.iter().map(|(_, to)| run(remote.base() + to)).collect();
+                    prepared.push((remote, List::new(vec![local.clone()], vec![remote], &here, &there)?));
+                }
+                let list = prepared.iter().find(|(known, _)| *known == remote).map(|(_, list)| list.select(indices));
+                Ok(list.ok_or("prepared above")??)
+            }
             What::Request(request) => {
                 let Request { template, tables, maps, tokens, pieces, plan } = &mut **request;
                 template.bind_into(&maps[0], &maps[1], 0..*tokens, plan)?;
@@ -203,6 +243,9 @@ impl Job {
                     let place = |index| (from + index * inner.local_stride, to + index * inner.remote_stride);
                     (0..inner.count).map(place).for_each(|(from, to)| run(from, to, piece.run_bytes));
                 }
+            }
+            What::Runs(Runs { run_bytes, places, .. }) => {
+                places.iter().for_each(|(from, to)| run(*from, *to, *run_bytes));
             }
             What::Request(request) => request.plan.for_each_run(|of| {
                 let from = request.tables[0].pools[usize::from(of.source_pool.0)].base;

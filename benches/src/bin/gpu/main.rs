@@ -31,11 +31,13 @@ pub(crate) struct Arguments {
     to: u32,
     /// What is moved: a size of pieces in bytes, apart from each other on both sides, of which a slot has a mebibyte; the same with
     /// `s` behind it for slots of one piece each; `glm` or `glm-block` (GLM-5.2, fp8, blocks of 64 tokens, layer-major: 131,072
-    /// tokens, or one block), `llama` (Llama-70B, TP4 to TP8, NHD: 32,768 tokens).
+    /// tokens, or one block), `llama` (Llama-70B, TP4 to TP8, NHD: 32,768 tokens), `list-BYTES-COUNT` (an explicit list of so many
+    /// runs, scattered over 2 GiB).
     #[arg(
         long,
         value_delimiter = ',',
-        default_value = "128,256,512,1024,4096,16384,65536,1048576,glm,llama,glm-block"
+        default_value = "128,256,512,1024,4096,16384,65536,1048576,glm,llama,glm-block,\
+                         list-4096-16384,list-4096-131072"
     )]
     jobs: Vec<String>,
     /// Ways to move it: a route, with `:` and the number of blocks for the kernel if it is not the default.
@@ -56,12 +58,12 @@ pub(crate) struct Arguments {
     /// Blocks with which the target scatters, if not the default.
     #[arg(long)]
     target_blocks: Option<u32>,
-    /// Megabytes of the target's slab.
-    #[arg(long, default_value_t = 64)]
-    slab_mb: u64,
-    /// Megabytes of a chunk of it.
-    #[arg(long, default_value_t = 8)]
-    chunk_mb: u32,
+    /// Megabytes of the target's slab, if not the default.
+    #[arg(long)]
+    slab_mb: Option<u64>,
+    /// Megabytes of a chunk of it, if not the default.
+    #[arg(long)]
+    chunk_mb: Option<u32>,
     /// Milliseconds that threads look on for more before they sleep.
     #[arg(long, default_value_t = 20)]
     linger_ms: u64,

@@ -395,6 +395,41 @@ fn what_comes_through_the_inbox_only_is_given_up_without_the_source() {
 }
 
 #[test]
+fn nothing_is_promised_while_a_part_may_take_another_way_and_what_is_promised_binds_the_rest() {
+    let now = Instant::now();
+    let begun = || {
+        let mut source = connected(now, Side::Source);
+        source.heard(now, DESTINATION, Message::Want(want(7, 0)));
+        source.send(now, ticket(7), maps(), 0..32).unwrap();
+        source
+    };
+    // The write of a part, and whether it must take the inbox.
+    let push = |source: &mut Core, tokens| {
+        let part = PartSpec { tokens, ..PartSpec::default() };
+        let (_, actions) = source.push(now, ticket(7), part, true).unwrap();
+        let put = actions.iter().find_map(|action| match action {
+            Action::Put { put, inbox_only, .. } => Some((*put, *inbox_only)),
+            _ => None,
+        });
+        put.unwrap()
+    };
+    let mut source = begun();
+    let (first, second) = (push(&mut source, 0..16), push(&mut source, 16..32));
+    assert!(source.put_takes_inbox(second.0).is_empty(), "the first may be written by the source itself");
+    assert!(!source.put_takes_inbox(first.0).is_empty());
+    let mut source = begun();
+    let first = push(&mut source, 0..16);
+    assert!(!source.put_takes_inbox(first.0).is_empty());
+    let second = push(&mut source, 16..32);
+    assert_eq!((first.1, second.1), (false, true));
+    let mut source = begun();
+    let first = push(&mut source, 0..16);
+    let late = PutError::Endpoint { source: Status::ERR_CONNECTION_RESET, settled: false };
+    source.put_done(now, first.0, Err(late));
+    assert!(source.put_takes_inbox(first.0).is_empty(), "it has ended");
+}
+
+#[test]
 fn what_a_source_has_left_on_its_way_is_told_by_the_way_it_took() {
     let now = Instant::now();
     let endings = [

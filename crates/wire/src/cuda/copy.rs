@@ -1,6 +1,7 @@
-//! The direct route on a GPU: one kernel launch reads this side's slots and writes the peer's. Either may be host memory.
+//! The direct route on a GPU: one kernel launch reads this side's slots and writes the peer's, or the other way round. Either
+//! may be host memory.
 //!
-//! A kernel's writes are visible to every device before its end is, so what is said when it has ended is said behind them.
+//! A kernel's writes are visible to every device before its number is, so what is said when it has ended is said behind them.
 //!
 //! # Safety
 //!
@@ -15,30 +16,28 @@ use std::sync::Arc;
 use crate::cuda::driver::{CudaError, DeviceAddress};
 use crate::cuda::expand::{Mode, Placed};
 use crate::cuda::queue::{Prepared, Queue, Ticket};
-use crate::cuda::target::DeviceTarget;
+use crate::cuda::slab::Slab;
+use crate::cuda::target::Targets;
 use crate::error::PutError;
 use crate::pieces::{Shape, SlotPair};
 use crate::route::Route;
-use crate::transfer::Work;
+use crate::transfer::{Direction, Work};
 
 /// A transfer into mapped memory of a peer's GPU.
 pub(crate) struct DeviceCopy {
     work: Arc<Work>,
-    targets: Vec<DeviceTarget>,
+    targets: Targets,
     queue: Rc<RefCell<Queue>>,
     prepared: Option<Prepared>,
     ticket: Option<Ticket>,
     /// How the kernel ended.
     ended: Option<Result<(), CudaError>>,
+    cancelled: bool,
 }
 
 impl DeviceCopy {
-    /// Launches the kernel. `targets` has the mapping of each part's target.
-    pub(crate) fn start(
-        queue: &Rc<RefCell<Queue>>,
-        work: Arc<Work>,
-        targets: Vec<DeviceTarget>,
-    ) -> Result<Self, PutError> {
+    /// Launches the kernel. `targets` are those of the parts.
+    pub(crate) fn start(queue: &Rc<RefCell<Queue>>, work: Arc<Work>, targets: Targets) -> Result<Self, PutError> {
         let failed = |source| PutError::Cuda { source };
         let mut owner = queue.borrow_mut();
         // Waited for before anything is launched: what the caller's stream still has to write is not read before.
@@ -47,19 +46,33 @@ impl DeviceCopy {
             unsafe { owner.wait_for(ready.raw()) }.map_err(failed)?;
         }
         let gpu = owner.gpu();
-        let places = work.locals.iter().zip(&targets);
-        let places = places.map(|(local, target)| Ok((local.device_address(gpu)?, target.address())));
+        let places = work.locals.iter().zip(targets.addresses());
+        let places = places.map(|(local, target)| Ok((local.device_address(gpu)?, *target)));
         let places: Vec<(DeviceAddress, DeviceAddress)> = places.collect::<Result<_, _>>().map_err(failed)?;
         let (sets, of_shape) = pair_sets(&work.shapes);
         let placed: Vec<Placed<'_>> = (work.shapes.iter().zip(&places).zip(&of_shape))
             .map(|((shape, (from, to)), set)| Placed { shape, from: *from, to: *to, set: *set })
             .collect();
-        let prepared = owner.prepare(Mode::Direct, &placed, &sets).map_err(failed)?;
-        let prepared = prepared.ok_or(PutError::RouteUnavailable { route: Route::Direct })?;
+        let mode = if work.direction == Direction::Get { Mode::Pull } else { Mode::Direct };
+        let unavailable = PutError::RouteUnavailable { route: Route::Direct };
+        let template = owner.template(mode, &placed).map_err(failed)?.ok_or(unavailable)?;
+        let prepared = owner.prepare(&template, &sets).map_err(failed)?.ok_or(unavailable)?;
         // SAFETY: every place is inside a region or a mapping, which the new value holds until the kernel has ended.
-        let ticket = unsafe { owner.launch(&prepared, 0, prepared.units(), 0) }.map_err(failed)?;
+        let ticket = unsafe { owner.launch(&prepared, 0, prepared.units(), Slab::NONE) }.map_err(failed)?;
         drop(owner);
-        Ok(Self { work, targets, queue: queue.clone(), prepared: Some(prepared), ticket: Some(ticket), ended: None })
+        let (queue, prepared, ticket) = (queue.clone(), Some(prepared), Some(ticket));
+        Ok(Self { work, targets, queue, prepared, ticket, ended: None, cancelled: false })
+    }
+
+    /// Has the kernel leave out what it has not come to.
+    pub(crate) fn stop(&mut self) {
+        self.look();
+        if let Some(ticket) = &self.ticket
+            && !std::mem::replace(&mut self.cancelled, true)
+        {
+            // If it cannot be stopped, it runs to its end.
+            let _ = self.queue.borrow_mut().stop(ticket);
+        }
     }
 
     fn look(&mut self) {
@@ -68,7 +81,6 @@ impl DeviceCopy {
             match queue.poll(&ticket) {
                 None => self.ticket = Some(ticket),
                 Some(result) => {
-                    queue.retire(ticket);
                     self.prepared.take().into_iter().for_each(|prepared| queue.release(prepared));
                     self.ended = Some(result);
                 }
@@ -84,16 +96,22 @@ impl DeviceCopy {
 
     /// Bytes of the transfer if all of it is copied: a kernel does not say how far it is.
     pub(crate) fn moved_bytes(&self) -> u64 {
-        if let Some(Ok(())) = self.ended { self.work.size.bytes } else { 0 }
+        if let Some(Ok(())) = self.ended
+            && !self.cancelled
+        {
+            self.work.size.bytes
+        } else {
+            0
+        }
     }
 
     /// `Some` at the end.
     pub(crate) fn step(&mut self) -> Option<Result<(), PutError>> {
         self.look();
         let result = self.ended?;
-        let withdrawn = self.targets.iter().position(|target| !target.is_offered());
-        Some(match (result, withdrawn) {
+        Some(match (result, self.targets.withdrawn()) {
             (Err(source), _) => Err(PutError::Cuda { source }),
+            (Ok(()), _) if self.cancelled => Err(PutError::Cancelled),
             (Ok(()), Some(part)) => {
                 let remote = &self.work.remotes[part];
                 Err(PutError::Withdrawn { base: remote.base(), bytes: remote.bytes() })

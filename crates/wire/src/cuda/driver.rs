@@ -37,6 +37,7 @@ macro_rules! handles {
         // SAFETY: as above.
         unsafe impl Sync for $name {}
 
+        #[allow(dead_code, reason = "not every handle is ever none")]
         impl $name {
             pub(crate) const NONE: Self = Self(std::ptr::null_mut());
         }
@@ -64,6 +65,7 @@ pub struct CudaCode(pub c_int);
 impl CudaCode {
     pub(crate) const SUCCESS: Self = Self(0);
     pub(crate) const NOT_READY: Self = Self(600);
+    pub(crate) const UNKNOWN: Self = Self(999);
     pub(crate) const ALREADY_REGISTERED: Self = Self(712);
 }
 
@@ -185,15 +187,13 @@ functions! {
     free_async = "cuMemFreeAsync"(address: DeviceAddress, stream: RawStream);
     copy_to_device = "cuMemcpyHtoDAsync_v2"(to: DeviceAddress, from: *const c_void, bytes: usize, stream: RawStream);
     copy_to_host = "cuMemcpyDtoHAsync_v2"(to: *mut c_void, from: DeviceAddress, bytes: usize, stream: RawStream);
+    fill_words = "cuMemsetD32Async"(address: DeviceAddress, value: c_uint, count: usize, stream: RawStream);
     fill = "cuMemsetD8Async"(address: DeviceAddress, value: u8, bytes: usize, stream: RawStream);
     stream_create = "cuStreamCreateWithPriority"(stream: *mut RawStream, flags: c_uint, priority: c_int);
     stream_destroy = "cuStreamDestroy_v2"(stream: RawStream);
     stream_synchronize = "cuStreamSynchronize"(stream: RawStream);
     stream_wait = "cuStreamWaitEvent"(stream: RawStream, event: RawEvent, flags: c_uint);
-    event_create = "cuEventCreate"(event: *mut RawEvent, flags: c_uint);
-    event_destroy = "cuEventDestroy_v2"(event: RawEvent);
-    event_record = "cuEventRecord"(event: RawEvent, stream: RawStream);
-    event_query = "cuEventQuery"(event: RawEvent);
+    stream_query = "cuStreamQuery"(stream: RawStream);
     module_load = "cuModuleLoadData"(module: *mut RawModule, image: *const c_void);
     module_function = "cuModuleGetFunction"(function: *mut RawFunction, module: RawModule, name: *const c_char);
     module_unload = "cuModuleUnload"(module: RawModule);
@@ -317,7 +317,6 @@ pub(crate) mod constant {
     pub(crate) const MEMORY_DEVICE: u32 = 2;
     pub(crate) const HOST_PORTABLE_MAPPED: c_uint = 1 | 2;
     pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
-    pub(crate) const EVENT_NO_TIMING: c_uint = 2;
 }
 
 #[cfg(test)]

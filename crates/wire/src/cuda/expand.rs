@@ -3,7 +3,7 @@
 
 use zerocopy::{Immutable, IntoBytes};
 
-use crate::pieces::{Piece, Shape, Span};
+use crate::pieces::{Piece, Shape, SlotPair, Span};
 
 /// Bytes of a piece, for one pair of slots, that one group of lanes copies at a time. The width of a slab's places.
 pub(crate) const UNIT_BYTES: u64 = 512;
@@ -93,6 +93,21 @@ pub(crate) enum Mode {
     Gather = 1,
     /// From a slab into slots.
     Scatter = 2,
+    /// From the remote slots into the local ones. To the kernel it is the same as `Direct`.
+    Pull = 3,
+}
+
+impl Mode {
+    /// As the kernel numbers it.
+    pub(crate) fn number(self) -> u32 {
+        if self == Self::Pull { Self::Direct as u32 } else { self as u32 }
+    }
+
+    /// What the kernel reads and writes of a pair of slots.
+    pub(crate) fn pair(self, pair: &SlotPair) -> Pair {
+        let SlotPair { local, remote } = *pair;
+        if self == Self::Pull { Pair { from: remote, to: local } } else { Pair { from: local, to: remote } }
+    }
 }
 
 /// One shape, with the addresses of its two regions. A side that the mode leaves out has any.
@@ -204,7 +219,7 @@ fn entry(mode: Mode, placed: &Placed<'_>, piece: &Piece) -> Option<Entry> {
         zeros => zeros.min(4),
     };
     let number = |number: u64| u32::try_from(number).ok().filter(|number| u64::from(*number) < NUMBERS_MAX);
-    Some(Entry {
+    let entry = Entry {
         from,
         to,
         from_slot: local.slot_stride,
@@ -218,7 +233,25 @@ fn entry(mode: Mode, placed: &Placed<'_>, piece: &Piece) -> Option<Entry> {
         words: number(piece.bytes() >> width_log2)?,
         width_log2,
         unused: [0; 2],
-    })
+    };
+    Some(if mode == Mode::Pull { entry.turned() } else { entry })
+}
+
+impl Entry {
+    /// The other way round.
+    fn turned(self) -> Self {
+        Self {
+            from: self.to,
+            to: self.from,
+            from_slot: self.to_slot,
+            to_slot: self.from_slot,
+            from_outer: self.to_outer,
+            to_outer: self.from_outer,
+            from_inner: self.to_inner,
+            to_inner: self.from_inner,
+            ..self
+        }
+    }
 }
 
 #[cfg(test)]
@@ -230,7 +263,7 @@ mod tests {
 
     use super::*;
     use crate::cursor::Cursor;
-    use crate::pieces::{Dim, SlotPair};
+    use crate::pieces::Dim;
 
     const FROM: u64 = 1 << 40;
     const TO: u64 = 1 << 50;
@@ -325,8 +358,7 @@ mod tests {
         let of_set = |set: usize| transfer.iter().find(|(_, of)| *of == set).map_or(&[][..], |(shape, _)| &shape.pairs);
         let sets: Vec<_> = (0..expansion.sets.len()).map(of_set).collect();
         let numbering = expansion.number(&sets.iter().map(|pairs| pairs.len()).collect::<Vec<_>>()).unwrap();
-        let pair = |pair: &SlotPair| Pair { from: pair.local, to: pair.remote };
-        (expansion, numbering, sets.into_iter().flatten().map(pair).collect())
+        (expansion, numbering, sets.into_iter().flatten().map(|pair| mode.pair(pair)).collect())
     }
 
     proptest! {
@@ -344,7 +376,15 @@ mod tests {
                     }
                 }
             }
-            prop_assert_eq!(copies, expected(&shapes));
+            prop_assert_eq!(&copies, &expected(&shapes));
+            let (expansion, numbering, pairs) = setup(Mode::Pull, &transfer);
+            for (from, to, _, bytes) in (0..numbering.units).flat_map(|index| unit(&expansion, &numbering, &pairs, index)) {
+                for byte in 0..bytes {
+                    let copied = copies.get_mut(&(to + byte, from + byte)).filter(|times| **times > 0);
+                    *copied.expect("the way back of a copy") -= 1;
+                }
+            }
+            prop_assert!(copies.values().all(|times| *times == 0));
         }
 
         #[test]

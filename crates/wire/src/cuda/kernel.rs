@@ -40,18 +40,28 @@ pub(crate) struct Job {
     pub(crate) first: u32,
     pub(crate) count: u32,
     pub(crate) mode: u32,
-    /// Two numbers of the stream's, zero between launches.
+    /// Three numbers of the stream's: two that are zero between launches, and that of a job to stop.
     pub(crate) progress: DeviceAddress,
+    /// Where `number` is written when all is copied.
+    pub(crate) done: DeviceAddress,
+    pub(crate) number: u64,
     /// Set by [`launch`].
     pub(crate) tile: u32,
     pub(crate) entry_count: u32,
+    /// Units of a chunk, as a power of two.
+    pub(crate) chunk_shift: u32,
+    pub(crate) chunks: [u32; CHUNKS],
+    pub(crate) unused: u32,
     pub(crate) inline: [u8; INLINE_BYTES],
 }
 
 /// Sets and pairs that fit travel with the launch, without a copy of their own.
 pub(crate) const INLINE_BYTES: usize = 768;
 
-const _: () = assert!(size_of::<Job>() == 72 + INLINE_BYTES);
+/// Chunks of a slab that one launch fills or empties, at most.
+pub(crate) const CHUNKS: usize = 8;
+
+const _: () = assert!(size_of::<Job>() == 128 + INLINE_BYTES);
 
 pub(crate) fn load(driver: &Driver, _current: &Entered<'_>) -> Result<(RawModule, RawFunction), CudaError> {
     let (mut module, mut function) = (RawModule::NONE, RawFunction::NONE);

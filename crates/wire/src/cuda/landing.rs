@@ -1,5 +1,9 @@
-//! A source's end of a transfer between GPUs through memory that the target sets aside: gathers chunks straight into the slab
-//! of the target's GPU, or into host memory from where they are put into the target's inbox over a network.
+//! A source's end of a transfer between two sides that have a GPU each, through memory that the target sets aside: gathers
+//! chunks straight into the slab of the target's GPU, or into host memory from where they are put into the target's inbox over
+//! a network. The slots may be host memory on either side.
+//!
+//! A launch fills several chunks of a slab: as many as keep the link busy while the target empties those before. Chunks that
+//! were granted ahead are being filled while the target still reads what the transfer is.
 //!
 //! # Safety
 //!
@@ -14,29 +18,32 @@ use std::sync::Arc;
 
 use crate::address::InboxCard;
 use crate::cuda::copy::pair_sets;
+use crate::cuda::description::{self, DeviceDescription};
 use crate::cuda::desk::Desk;
-use crate::cuda::driver::{CudaError, DeviceAddress};
+use crate::cuda::driver::CudaError;
 use crate::cuda::expand::{Mode, Placed, UNIT_BYTES, count_units};
 use crate::cuda::imported::Imported;
+use crate::cuda::kernel::CHUNKS;
 use crate::cuda::queue::{Prepared, Queue, Ticket};
+use crate::cuda::slab::Slab;
 use crate::delivery::Delivery;
 use crate::endpoint::KeyId;
 use crate::error::PutError;
-use crate::inbox::message::{Body, DESCRIBE_BYTES, DeviceDescription, Refusal, StreamId};
+use crate::inbox::message::{Body, Bytes, DESCRIBE_BYTES, Refusal, StreamId};
 use crate::inbox::source::refusal;
 use crate::raw::Put;
-use crate::region::Region;
+use crate::region::{Region, RegionId};
 use crate::route::Route;
 use crate::transfer::{Direction, Work};
 
-/// Chunks that are being gathered at a time. One keeps the link busy while the next is launched.
+/// Launches at a time. One keeps the link busy while the next is launched.
 const GATHERING_MAX: usize = 8;
 
 /// Chunks of one transfer that are on their way over a network at a time, gathered or put.
 const STAGED_MAX: usize = 8;
 
-/// A chunk of a slab is a quarter of the transfer, so that gathering and scattering overlap, but not less than this.
-const CHUNK_UNITS_MIN: u32 = 4096;
+/// Launches of one transfer, at least, if it has so many chunks: so that gathering and scattering overlap.
+const LAUNCHES_MIN: u64 = 4;
 
 /// A peer's slab, mapped here.
 #[derive(Clone, Debug)]
@@ -59,11 +66,18 @@ pub(crate) struct DeviceFilling {
     way: Way,
     queue: Rc<RefCell<Queue>>,
     stream: StreamId,
+    /// Where each part's slots are, for the GPU of this side.
     prepared: Option<Prepared>,
     described: bool,
+    /// The target has refused the transfer before it took any of it.
+    turned_down: bool,
     chunk_units: u32,
+    /// Chunks of a launch, at most.
+    batch: usize,
+    /// Chunks that were granted ahead, until the target is known to have taken the transfer.
+    ahead: Vec<u32>,
     credits: VecDeque<u32>,
-    /// Chunks that were ever granted.
+    /// Chunks that were ever granted, those ahead included.
     granted: u64,
     next_index: u64,
     chunk_count: u64,
@@ -75,11 +89,12 @@ pub(crate) struct DeviceFilling {
     end: Option<Result<(), PutError>>,
 }
 
-/// A chunk that a kernel is filling.
+/// Chunks that a kernel is filling.
 struct Gathering {
     ticket: Ticket,
+    /// Of the first.
     index: u64,
-    chunk: u32,
+    chunks: Vec<u32>,
     units: u32,
     /// Where it is gathered, if not in the slab.
     staged: Option<Slot>,
@@ -135,24 +150,30 @@ impl DeviceFilling {
             unsafe { owner.wait_for(ready.raw()) }.map_err(failed)?;
         }
         let (sets, of_shape) = pair_sets(&work.shapes);
-        let placed: Vec<Placed<'_>> = (work.shapes.iter().zip(&work.locals).zip(&of_shape))
-            .map(|((shape, local), set)| Placed { shape, from: local.base(), to: 0, set: *set })
-            .collect();
-        let prepared = owner.prepare(Mode::Gather, &placed, &sets).map_err(failed)?;
-        drop(owner);
+        let gpu = owner.gpu();
+        let placed = (work.shapes.iter().zip(&work.locals).zip(&of_shape))
+            .map(|((shape, local), set)| Ok(Placed { shape, from: local.device_address(gpu)?, to: 0, set: *set }));
+        let placed: Vec<Placed<'_>> = placed.collect::<Result<_, _>>().map_err(failed)?;
         let unavailable = PutError::RouteUnavailable { route: way.route() };
-        let Some(prepared) = prepared else { return Err(unavailable) };
+        let template = owner.template(Mode::Gather, &placed).map_err(failed)?.ok_or(unavailable)?;
+        let prepared = owner.prepare(&template, &sets).map_err(failed)?.ok_or(unavailable)?;
+        drop(owner);
         let units_max = |bytes: u32| u32::try_from(u64::from(bytes) / UNIT_BYTES).unwrap_or(0);
         let room = units_max(way.card().chunk_bytes);
         let chunk_units = match &way {
-            Way::Slab(_) => room.min(prepared.units().div_ceil(4).max(CHUNK_UNITS_MIN)),
+            Way::Slab(_) => room,
             Way::Staged { .. } => room.min(units_max(chunk_bytes_max)),
         };
-        if chunk_units == 0 {
+        let numbered = matches!(way, Way::Staged { .. }) || chunk_units.is_power_of_two();
+        if chunk_units == 0 || !numbered {
             return Err(unavailable);
         }
         debug_assert_eq!(count_units(&work.shapes), Some(u64::from(prepared.units())));
         let chunk_count = u64::from(prepared.units().div_ceil(chunk_units));
+        let batch = match &way {
+            Way::Slab(_) => usize::try_from(chunk_count / LAUNCHES_MIN).unwrap_or(CHUNKS).clamp(1, CHUNKS),
+            Way::Staged { .. } => 1,
+        };
         Ok(Self {
             work,
             way,
@@ -160,9 +181,12 @@ impl DeviceFilling {
             stream,
             prepared: Some(prepared),
             described: false,
+            turned_down: false,
             chunk_units,
-            credits: VecDeque::new(),
+            batch,
             granted: 0,
+            ahead: Vec::new(),
+            credits: VecDeque::new(),
             next_index: 0,
             chunk_count,
             gathering: VecDeque::new(),
@@ -177,6 +201,19 @@ impl DeviceFilling {
         self.stream
     }
 
+    /// Chunks that the transfer has.
+    pub(crate) fn chunk_count(&self) -> u64 {
+        self.chunk_count
+    }
+
+    /// Begins with chunks that were granted ahead, no more than there are. Before the first step.
+    pub(crate) fn begin(&mut self, ahead: Vec<u32>) {
+        debug_assert!(!self.described && ahead.len() as u64 <= self.chunk_count);
+        self.granted = ahead.len() as u64;
+        self.credits.extend(&ahead);
+        self.ahead = ahead;
+    }
+
     /// Bytes gathered, or nearly: a chunk counts by its share of the units.
     pub(crate) fn moved_bytes(&self) -> u64 {
         let units = self.prepared.as_ref().map_or(1, |prepared| u64::from(prepared.units().max(1)));
@@ -187,9 +224,20 @@ impl DeviceFilling {
     /// The next chunks that may be filled. Any others are not taken: a chunk that is filled twice holds two parts of the stream.
     pub(crate) fn granted(&mut self, before: u64, chunks: &[u32]) {
         if before == self.granted {
+            if self.batch > 1 && self.granted == self.ahead.len() as u64 {
+                // What is granted at first is most of what there will be at a time: half of it is filled while the other half
+                // is emptied.
+                self.batch = self.batch.min(chunks.len().div_ceil(2)).max(1);
+            }
             self.granted += chunks.len() as u64;
             self.credits.extend(chunks);
         }
+    }
+
+    /// Chunks that were granted ahead and are this side's again: the target has not taken the transfer. Call it at the end.
+    pub(crate) fn take_ahead(&mut self) -> Vec<u32> {
+        let taken = self.described && !self.turned_down;
+        if taken { Vec::new() } else { std::mem::take(&mut self.ahead) }
     }
 
     /// Fills no more. The end is `why`, unless the target says first that all has landed, or refuses.
@@ -214,11 +262,8 @@ impl DeviceFilling {
     }
 
     pub(crate) fn refused(&mut self, why: Refusal) {
-        match why {
-            // The target keeps its chunks for the stream until it is dropped.
-            Refusal::Revoked => self.stop(refusal(why, &self.work)),
-            _ => self.end = Some(Err(refusal(why, &self.work))),
-        }
+        self.turned_down = why != Refusal::Gpu;
+        self.end = Some(Err(refusal(why, &self.work)));
     }
 
     /// Kernels and puts that have not ended.
@@ -243,7 +288,7 @@ impl DeviceFilling {
         }
         if let Some((why, said)) = self.stopping {
             if !self.described {
-                return Some(Err(why));
+                return (self.outstanding() == 0).then_some(Err(why));
             }
             // What is on its way arrives first, then the target is told that nothing more comes.
             let arrived = self.take_gathered(desk).and_then(|()| self.tell_delivered(desk));
@@ -258,6 +303,11 @@ impl DeviceFilling {
             return None;
         }
         if !self.described {
+            // What was granted ahead is on its way while the target hears of the rest.
+            if let Err(error) = self.fill(desk) {
+                self.stop(error);
+                return None;
+            }
             self.describe(desk);
         }
         let stepped = self.take_gathered(desk).and_then(|()| self.tell_delivered(desk)).and_then(|()| self.fill(desk));
@@ -268,28 +318,37 @@ impl DeviceFilling {
     }
 
     fn describe(&mut self, desk: &mut Desk<'_>) {
+        let Some(prepared) = &self.prepared else { return };
         let (sets, of_shape) = pair_sets(&self.work.shapes);
+        let mut described = prepared.template().described.borrow_mut();
         let regions = self.work.remotes.iter().map(|remote| remote.id);
-        let description = DeviceDescription::new(self.chunk_units, &self.work.shapes, regions, &sets, &of_shape);
-        let description = description.encode();
+        let parts = match &*described {
+            Some((known, parts)) if known.iter().copied().eq(regions.clone()) => parts.clone(),
+            _ => {
+                let regions: Vec<RegionId> = regions.collect();
+                let parts = Rc::new(description::parts(&self.work.shapes, &regions, &of_shape));
+                *described = Some((regions, parts.clone()));
+                parts
+            }
+        };
+        let description = DeviceDescription::encode(self.chunk_units, &self.ahead, &parts, &sets);
         let total_bytes = u32::try_from(description.len()).unwrap_or(u32::MAX); // refused by the target if it is so long
         let slab = matches!(self.way, Way::Slab(_));
         for bytes in description.chunks(DESCRIBE_BYTES) {
-            let bytes = bytes.to_vec();
+            let bytes = Bytes(bytes.to_vec());
             let permit = self.work.permit();
             (desk.say)(Body::DescribeDevice { stream: self.stream, permit, slab, total_bytes, bytes });
         }
         self.described = true;
     }
 
-    /// A kernel's writes are visible to every device, and to the host, before its end is.
+    /// A kernel's writes are visible to every device, and to the host, before its number is.
     fn take_gathered(&mut self, desk: &mut Desk<'_>) -> Result<(), PutError> {
         let mut queue = self.queue.borrow_mut();
         while let Some(front) = self.gathering.front()
             && let Some(result) = queue.poll(&front.ticket)
         {
-            let Some(Gathering { ticket, index, chunk, units, staged }) = self.gathering.pop_front() else { break };
-            queue.retire(ticket);
+            let Some(Gathering { index, chunks, units, staged, .. }) = self.gathering.pop_front() else { break };
             if let Err(error) = result {
                 staged.into_iter().for_each(|slot| desk.outbox.put_back(slot.number));
                 return Err(failed(error));
@@ -297,13 +356,14 @@ impl DeviceFilling {
             self.moved_units += u64::from(units);
             match (&self.way, staged) {
                 (Way::Staged { inbox, key }, Some(slot)) => {
+                    let chunk = chunks[0];
                     let to = inbox.region.base + u64::from(chunk) * u64::from(inbox.chunk_bytes);
                     let bytes = u64::from(units) * UNIT_BYTES;
                     let mut delivery = Delivery::new(desk.context, Direction::Put, vec![slot.region]);
                     delivery.put(desk.endpoint, &Put { held: 0, offset: slot.offset, key: *key, to, bytes });
                     self.sending.push(Sending { slot: slot.number, index, chunk, delivery });
                 }
-                _ => (desk.say)(Body::Chunk { stream: self.stream, index, chunk }),
+                _ => (desk.say)(Body::Chunks { stream: self.stream, index, chunks }),
             }
         }
         Ok(())
@@ -319,7 +379,7 @@ impl DeviceFilling {
                 Some(Ok(())) => {
                     let Sending { slot, index, chunk, .. } = self.sending.remove(position);
                     desk.outbox.put_back(slot);
-                    (desk.say)(Body::Chunk { stream: self.stream, index, chunk });
+                    (desk.say)(Body::Chunks { stream: self.stream, index, chunks: vec![chunk] });
                 }
             }
         }
@@ -327,22 +387,29 @@ impl DeviceFilling {
     }
 
     fn fill(&mut self, desk: &mut Desk<'_>) -> Result<(), PutError> {
-        while self.next_index < self.chunk_count
-            && self.gathering.len() < GATHERING_MAX
-            && let Some(&chunk) = self.credits.front()
-        {
+        while self.next_index < self.chunk_count && self.gathering.len() < GATHERING_MAX && !self.credits.is_empty() {
             let Some(prepared) = &self.prepared else { return Ok(()) };
+            let left = usize::try_from(self.chunk_count - self.next_index).unwrap_or(usize::MAX);
+            let count = self.batch.min(self.credits.len()).min(left);
+            let chunks: Vec<u32> = self.credits.iter().copied().take(count).collect();
             let first = u32::try_from(self.next_index * u64::from(self.chunk_units)).expect("a unit of a transfer");
-            let units = self.chunk_units.min(prepared.units() - first);
+            let units = prepared.units() - first;
+            let units =
+                u32::try_from(count).ok().and_then(|n| n.checked_mul(self.chunk_units)).map_or(units, |n| n.min(units));
             let card = self.way.card();
-            let offset = u64::from(chunk) * u64::from(card.chunk_bytes);
-            let end = offset.checked_add(u64::from(units) * UNIT_BYTES);
-            if end.is_none_or(|end| end > card.region.bytes) {
+            let chunk_bytes = u64::from(self.chunk_units) * UNIT_BYTES;
+            let outside = |chunk: &u32| {
+                let end = u64::from(*chunk)
+                    .checked_mul(u64::from(card.chunk_bytes))
+                    .and_then(|at| at.checked_add(chunk_bytes));
+                end.is_none_or(|end| end > card.region.bytes)
+            };
+            if chunks.iter().any(outside) {
                 return Err(PutError::Refused { refusal: Refusal::Unreadable }); // a chunk that the peer has not got
             }
             let mut queue = self.queue.borrow_mut();
-            let (place, staged): (DeviceAddress, _) = match &self.way {
-                Way::Slab(slab) => (slab.mapped.base() + offset, None),
+            let (place, staged): (Slab, _) = match &self.way {
+                Way::Slab(slab) => (Slab::of(slab.mapped.base(), self.chunk_units, &chunks), None),
                 Way::Staged { .. } => {
                     if self.gathering.len() + self.sending.len() >= STAGED_MAX {
                         return Ok(());
@@ -351,11 +418,11 @@ impl DeviceFilling {
                     let Some((number, region, offset)) = taken else { return Ok(()) };
                     let base = region.device_address(queue.gpu());
                     let base = base.inspect_err(|_| desk.outbox.put_back(number)).map_err(failed)?;
-                    (base + offset, Some(Slot { number, region, offset }))
+                    (Slab::at(base + offset), Some(Slot { number, region, offset }))
                 }
             };
-            // SAFETY: the slots were checked against their regions, the chunk against the mapping or taken from the outbox;
-            // `self` holds both until the kernel has ended.
+            // SAFETY: the slots were checked against their regions, the chunks against the mapping, which has a card's bytes and
+            // whose chunks are of so many units, or taken from the outbox; `self` holds both until the kernel has ended.
             let launched = unsafe { queue.launch(prepared, first, units, place) };
             let ticket = match launched {
                 Ok(ticket) => ticket,
@@ -364,9 +431,9 @@ impl DeviceFilling {
                     return Err(failed(error));
                 }
             };
-            self.gathering.push_back(Gathering { ticket, index: self.next_index, chunk, units, staged });
-            self.credits.pop_front();
-            self.next_index += 1;
+            self.gathering.push_back(Gathering { ticket, index: self.next_index, chunks, units, staged });
+            self.credits.drain(..count);
+            self.next_index += count as u64;
         }
         Ok(())
     }
@@ -380,7 +447,6 @@ impl Drop for DeviceFilling {
             // Only a worker that is torn down in the middle comes here; it must not let go of the memory.
             let _ = queue.drain();
         }
-        self.gathering.drain(..).for_each(|ended| queue.retire(ended.ticket));
         self.prepared.take().into_iter().for_each(|prepared| queue.release(prepared));
     }
 }

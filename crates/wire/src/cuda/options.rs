@@ -16,7 +16,9 @@ pub struct CudaOptions {
     /// GPU memory that a worker sets aside for peers to write what it then scatters, in bytes. 0 for none: then peers of the
     /// same host can write only straight into pools.
     pub slab_bytes: u64,
-    /// Bytes that travel to a peer's slab at a time.
+    /// Bytes of it that are granted at a time, rounded down to a power of two. A large transfer fills several at once; a
+    /// quarter of the slab is granted ahead to peers that have been here before, a chunk or more each, so that their next
+    /// transfer need not ask first.
     pub slab_chunk_bytes: u32,
 }
 
@@ -24,6 +26,6 @@ impl CudaOptions {
     /// The defaults, for a GPU.
     #[must_use]
     pub fn new(device: u32) -> Self {
-        Self { device, sm_blocks: None, urgent: true, slab_bytes: 128 << 20, slab_chunk_bytes: 32 << 20 }
+        Self { device, sm_blocks: None, urgent: true, slab_bytes: 128 << 20, slab_chunk_bytes: 4 << 20 }
     }
 }

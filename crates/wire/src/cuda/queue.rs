@@ -1,12 +1,17 @@
 //! A stream of copies of one progress thread: kernels are launched on it, and looked after until they have ended. Nothing
 //! here waits for the device.
 //!
+//! Kernels of a stream end in its order, and each writes its number to host memory when it does. That is where the end is
+//! looked for: an event would be recorded, and asked for, by a call of the driver each, and comes microseconds later.
+//!
 //! # Safety
 //!
 //! A kernel reads a template, a sheet and the memory of a transfer. Templates and sheets are given back in the order of the
-//! stream or after the kernel has ended; the memory is held by whoever holds the [`Ticket`].
+//! stream or after the kernel has ended; the memory is held by whoever holds the [`Ticket`]. The number that a kernel writes
+//! last lies in memory that lives until the stream has been waited for.
 #![allow(unsafe_code, reason = "calls the driver")]
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr;
@@ -16,11 +21,15 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3Builder;
 use zerocopy::IntoBytes;
 
+use crate::cuda::done::Done;
 use crate::cuda::driver::{CudaCode, CudaError, DeviceAddress, RawEvent, RawStream, constant};
 use crate::cuda::expand::{self, Expansion, Mode, Numbering, Pair, Placed};
 use crate::cuda::gpu::Gpu;
 use crate::cuda::kernel::{self, INLINE_BYTES, Job};
+use crate::cuda::slab::Slab;
+use crate::inbox::message::Bytes;
 use crate::pieces::{Piece, SlotPair};
+use crate::region::RegionId;
 
 /// Templates that are kept. Beyond, all of them are given up, to be uploaded again when they are used.
 const TEMPLATES_MAX: usize = 256;
@@ -28,16 +37,25 @@ const TEMPLATES_MAX: usize = 256;
 /// Least bytes of a sheet, so that few sizes are ever made.
 const SHEET_BYTES_MIN: usize = 64 << 10;
 
-/// Bytes of [`Queue::progress`].
-const PROGRESS_BYTES: usize = 8;
+/// Bytes of [`Queue::progress`], and where in it is the number of a job to stop.
+const PROGRESS_BYTES: usize = 12;
+const STOP_OFFSET: u64 = 8;
+
+/// Looks at a number that has not come after which the driver is asked whether the GPU has failed.
+const LOOKS_PER_QUERY: u32 = 1024;
 
 /// Copies of one direction.
 pub(crate) struct Queue {
     templates: HashMap<Vec<u64>, Rc<Template>, Xxh3Builder>,
     sheets: Vec<Sheet>,
-    events: Vec<RawEvent>,
-    /// What the kernels of the stream count with: two numbers, zero between launches.
+    /// What the kernels of the stream count with, and what they are stopped by.
     progress: DeviceAddress,
+    done: Done,
+    /// Of the last kernel that was launched.
+    number: u64,
+    looks: u32,
+    /// For what must not wait behind a kernel, once there is something.
+    aside: Option<Stream>,
     stream: Rc<Stream>, // last: everything above is freed on it
 }
 
@@ -48,10 +66,13 @@ struct Stream {
 }
 
 /// The pieces of transfers between the same regions, on the device.
-struct Template {
+pub(crate) struct Template {
+    mode: Mode,
     expansion: Expansion,
     entries: DeviceAddress,
     starts: DeviceAddress,
+    /// What a peer is told of the parts, with the regions there.
+    pub(crate) described: RefCell<Option<(Vec<RegionId>, Rc<Bytes>)>>,
     /// What the key names by address, so that no other can get it.
     _pieces: Vec<Arc<[Piece]>>,
     stream: Rc<Stream>,
@@ -70,10 +91,13 @@ pub(crate) struct Prepared {
     template: Rc<Template>,
     numbering: Numbering,
     slots: Slots,
-    mode: Mode,
 }
 
 impl Prepared {
+    pub(crate) fn template(&self) -> &Template {
+        &self.template
+    }
+
     pub(crate) fn units(&self) -> u32 {
         self.numbering.units
     }
@@ -86,10 +110,10 @@ enum Slots {
     Sheet(Sheet),
 }
 
-/// A kernel that has been launched.
+/// A kernel that has been launched, by its number.
 #[derive(Debug)]
 #[must_use = "the memory that the kernel copies is to be held until it has ended"]
-pub(crate) struct Ticket(RawEvent);
+pub(crate) struct Ticket(u64);
 
 impl Queue {
     pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
@@ -100,8 +124,8 @@ impl Queue {
         let raw = gpu.stream(&entered, if gpu.options.urgent { greatest } else { least })?;
         drop(entered);
         let stream = Rc::new(Stream { gpu: gpu.clone(), raw });
-        let (templates, sheets, events) = (HashMap::default(), Vec::new(), Vec::new());
-        let mut queue = Self { templates, sheets, events, progress: 0, stream };
+        let (templates, sheets, done) = (HashMap::default(), Vec::new(), Done::new(gpu)?);
+        let mut queue = Self { templates, sheets, progress: 0, done, number: 0, looks: 0, aside: None, stream };
         let entered = gpu.enter()?;
         // SAFETY: `progress` receives memory that the queue frees, on the same stream.
         unsafe { gpu.driver.alloc_async(&raw mut queue.progress, PROGRESS_BYTES, raw) }?;
@@ -121,16 +145,14 @@ impl Queue {
     /// Lays a transfer out. `pairs` are those of each set. `None` if the kernel cannot count it.
     pub(crate) fn prepare(
         &mut self,
-        mode: Mode,
-        placed: &[Placed<'_>],
+        template: &Rc<Template>,
         pairs: &[&[SlotPair]],
     ) -> Result<Option<Prepared>, CudaError> {
-        let Some(template) = self.template(mode, placed)? else { return Ok(None) };
+        let mode = template.mode;
         let counts: Vec<usize> = pairs.iter().map(|pairs| pairs.len()).collect();
         let Some(numbering) = template.expansion.number(&counts) else { return Ok(None) };
         let sets = numbering.sets.as_bytes();
-        let pair = |pair: &SlotPair| Pair { from: pair.local, to: pair.remote };
-        let pairs = pairs.iter().flat_map(|pairs| pairs.iter()).map(pair);
+        let pairs = pairs.iter().flat_map(|pairs| pairs.iter()).map(|pair| mode.pair(pair));
         let bytes = sets.len() + usize::try_from(numbering.pairs).unwrap_or(usize::MAX) * size_of::<Pair>();
         let slots = if bytes <= INLINE_BYTES {
             let mut inline = Box::new([0; INLINE_BYTES]);
@@ -150,23 +172,23 @@ impl Queue {
             drop(entered);
             Slots::Sheet(sheet)
         };
-        Ok(Some(Prepared { template, numbering, slots, mode }))
+        Ok(Some(Prepared { template: template.clone(), numbering, slots }))
     }
 
-    /// Launches the units `first .. first + count` of a transfer, at least one. `slab` takes the place of the side that the
-    /// mode leaves out.
+    /// Launches the units `first .. first + count` of a transfer, at least one.
     ///
     /// # Safety
     ///
     /// All memory that the units name, and the slab for [`expand::UNIT_BYTES`] a unit, can be reached by the device and stays
-    /// so until the ticket says that the kernel has ended.
+    /// so until the ticket says that the kernel has ended. As many chunks are named as the units fill.
     pub(crate) unsafe fn launch(
         &mut self,
         prepared: &Prepared,
         first: u32,
         count: u32,
-        slab: DeviceAddress,
+        slab: Slab,
     ) -> Result<Ticket, CudaError> {
+        let number = self.number + 1;
         let sets = u32::try_from(prepared.numbering.sets.len()).expect("as many as there are in a template");
         let pairs_offset = size_of::<expand::Set>() as u64 * u64::from(sets);
         let mut job = Job {
@@ -174,32 +196,46 @@ impl Queue {
             starts: prepared.template.starts,
             sets: 0,
             pairs: pairs_offset,
-            slab,
+            slab: slab.base,
             set_count: sets,
             first,
             count,
-            mode: prepared.mode as u32,
+            mode: prepared.template.mode.number(),
             progress: self.progress,
+            done: self.done.device,
+            number,
             tile: 0,
             entry_count: u32::try_from(prepared.template.expansion.entries.len()).unwrap_or(u32::MAX),
+            chunk_shift: slab.chunk_shift,
+            chunks: slab.chunks,
+            unused: 0,
             inline: [0; INLINE_BYTES],
         };
         match &prepared.slots {
             Slots::Inline(inline) => job.inline = **inline,
             Slots::Sheet(sheet) => (job.sets, job.pairs) = (sheet.device, sheet.device + pairs_offset),
         }
-        let event = self.event()?;
         let Stream { gpu, raw } = &*self.stream;
         let entered = gpu.enter()?;
-        // SAFETY: the template is freed and the sheet used again behind this on the stream, or after it has ended; the rest is
-        // the caller's promise.
-        let launched = unsafe { kernel::launch(gpu, &entered, *raw, job, blocks_max(gpu, prepared.mode)) };
-        // SAFETY: event and stream are of the current context.
-        let recorded = launched.and_then(|()| unsafe { gpu.driver.event_record(event, *raw) });
-        if recorded.is_err() {
-            self.events.push(event);
+        // SAFETY: the template is freed and the sheet used again behind this on the stream, or after it has ended; `done` lives
+        // until the stream has been waited for; the rest is the caller's promise.
+        unsafe { kernel::launch(gpu, &entered, *raw, job, blocks_max(gpu, prepared.template.mode)) }?;
+        self.number = number;
+        Ok(Ticket(number))
+    }
+
+    /// Has a kernel end soon, without the rest of its copies. One of few units runs to its end.
+    pub(crate) fn stop(&mut self, ticket: &Ticket) -> Result<(), CudaError> {
+        let gpu = self.gpu().clone();
+        let entered = gpu.enter()?;
+        if self.aside.is_none() {
+            self.aside = Some(Stream { gpu: gpu.clone(), raw: gpu.stream(&entered, 0)? });
         }
-        recorded.map(|()| Ticket(event))
+        let Some(Stream { raw, .. }) = &self.aside else { return Ok(()) };
+        #[allow(clippy::cast_possible_truncation, reason = "as the kernel compares")]
+        let number = ticket.0 as u32;
+        // SAFETY: the third number of `progress`, which kernels only read. One that ended before is not looked for any more.
+        unsafe { gpu.driver.fill_words(self.progress + STOP_OFFSET, number, 1, *raw) }
     }
 
     /// Waits for all that is on the stream.
@@ -212,23 +248,26 @@ impl Queue {
 
     /// Whether the kernel has ended, and how.
     pub(crate) fn poll(&mut self, ticket: &Ticket) -> Option<Result<(), CudaError>> {
-        let gpu = &self.stream.gpu;
-        let entered = match gpu.enter() {
+        if self.done.number() >= ticket.0 {
+            return Some(Ok(()));
+        }
+        self.looks += 1;
+        if !self.looks.is_multiple_of(LOOKS_PER_QUERY) {
+            return None;
+        }
+        // A kernel that has failed says nothing.
+        let Stream { gpu, raw } = &*self.stream;
+        let _entered = match gpu.enter() {
             Ok(entered) => entered,
             Err(error) => return Some(Err(error)),
         };
-        // SAFETY: the event is live while its ticket is.
-        let result = unsafe { gpu.driver.event_query(ticket.0) };
-        drop(entered);
-        match result {
+        // SAFETY: the stream is live.
+        match unsafe { gpu.driver.stream_query(*raw) } {
             Err(CudaError { code: CudaCode::NOT_READY, .. }) => None,
-            ended => Some(ended),
+            Ok(()) if self.done.number() >= ticket.0 => Some(Ok(())),
+            Ok(()) => Some(Err(CudaError { call: "kvferry_move", code: CudaCode::UNKNOWN })),
+            failed => Some(failed),
         }
-    }
-
-    /// Gives back what a kernel that has ended took.
-    pub(crate) fn retire(&mut self, ticket: Ticket) {
-        self.events.push(ticket.0);
     }
 
     /// Gives back what a transfer took, of which every kernel has ended.
@@ -250,18 +289,6 @@ impl Queue {
         unsafe { gpu.driver.stream_wait(self.stream.raw, event, 0) }
     }
 
-    fn event(&mut self) -> Result<RawEvent, CudaError> {
-        if let Some(event) = self.events.pop() {
-            return Ok(event);
-        }
-        let gpu = &self.stream.gpu;
-        let _entered = gpu.enter()?;
-        let mut event = RawEvent::NONE;
-        // SAFETY: `event` receives the event, which is destroyed with the queue.
-        unsafe { gpu.driver.event_create(&raw mut event, constant::EVENT_NO_TIMING) }?;
-        Ok(event)
-    }
-
     /// A sheet of at least `bytes`.
     fn sheet(&mut self, bytes: usize) -> Result<Sheet, CudaError> {
         if let Some(index) = self.sheets.iter().position(|sheet| sheet.bytes >= bytes) {
@@ -278,7 +305,8 @@ impl Queue {
         Ok(sheet)
     }
 
-    fn template(&mut self, mode: Mode, placed: &[Placed<'_>]) -> Result<Option<Rc<Template>>, CudaError> {
+    /// The template of a transfer without its slots. `None` if the kernel cannot count it.
+    pub(crate) fn template(&mut self, mode: Mode, placed: &[Placed<'_>]) -> Result<Option<Rc<Template>>, CudaError> {
         let key = key(mode, placed);
         if let Some(template) = self.templates.get(&key) {
             return Ok(Some(template.clone()));
@@ -289,7 +317,8 @@ impl Queue {
         let bytes = entries.len() + starts.len();
         let image = [entries, starts].concat();
         let starts_offset = entries.len() as u64;
-        let mut template = Template { expansion, entries: 0, starts: 0, _pieces: pieces, stream: self.stream.clone() };
+        let (described, stream) = (RefCell::default(), self.stream.clone());
+        let mut template = Template { mode, expansion, entries: 0, starts: 0, described, _pieces: pieces, stream };
         if bytes > 0 {
             let Stream { gpu, raw } = &*self.stream;
             let _entered = gpu.enter()?;
@@ -313,36 +342,40 @@ impl Queue {
 /// their own, whose starts and ends need more blocks; those that scatter must be the faster ones.
 fn blocks_max(gpu: &Gpu, mode: Mode) -> u32 {
     let default = match mode {
-        Mode::Direct => 16,
+        Mode::Direct | Mode::Pull => 16,
         Mode::Gather => 32,
         Mode::Scatter => 64,
     };
     gpu.options.sm_blocks.unwrap_or(default).clamp(1, gpu.processors.max(1))
 }
 
-/// All that a template depends on. The pieces go by address: a template holds them, so that no others can be there.
+/// All that a template depends on. Many pieces go by address: a template holds them, so that no others can be there. One goes
+/// by what it is, as those of a list do, which are made anew each time, and those that a peer has described.
 fn key(mode: Mode, placed: &[Placed<'_>]) -> Vec<u64> {
-    let mut key = Vec::with_capacity(1 + placed.len() * 9);
+    let mut key = Vec::with_capacity(1 + placed.len() * 15);
     key.push(mode as u64);
     for Placed { shape, from, to, set } in placed {
         let (local, remote) = (&shape.local, &shape.remote);
-        let pieces = (Arc::as_ptr(&shape.pieces).addr() as u64, shape.pieces.len() as u64);
-        key.extend([from + local.base, local.slot_stride, to.wrapping_add(remote.base), remote.slot_stride]);
-        key.extend([pieces.0, pieces.1, *set as u64]);
-        if mode == Mode::Scatter {
-            // These come with each description anew.
-            key.truncate(key.len() - 3);
-            key.push(*set as u64);
+        key.extend([
+            from.wrapping_add(local.base),
+            local.slot_stride,
+            to.wrapping_add(remote.base),
+            remote.slot_stride,
+        ]);
+        key.extend([*set as u64, shape.pieces.len() as u64]);
+        if mode == Mode::Scatter || shape.pieces.len() == 1 {
             key.extend(shape.pieces.iter().flat_map(numbers));
+        } else {
+            key.push(Arc::as_ptr(&shape.pieces).addr() as u64);
         }
     }
     key
 }
 
-/// What a piece is, on the side that is written.
-fn numbers(piece: &Piece) -> [u64; 6] {
-    let [outer, inner] = piece.dims;
-    [piece.remote_offset, piece.run_bytes, outer.count, outer.remote_stride, inner.count, inner.remote_stride]
+fn numbers(piece: &Piece) -> [u64; 9] {
+    let [outer, inner] = piece.dims.map(|dim| [dim.count, dim.local_stride, dim.remote_stride]);
+    let [a, b, c] = [piece.local_offset, piece.remote_offset, piece.run_bytes];
+    [a, b, c, outer[0], outer[1], outer[2], inner[0], inner[1], inner[2]]
 }
 
 impl Sheet {
@@ -393,14 +426,12 @@ impl Drop for Queue {
     fn drop(&mut self) {
         let Stream { gpu, raw } = &*self.stream;
         let Ok(_entered) = gpu.enter() else { return };
-        // SAFETY: the stream is live. Nothing is left on it unless something has gone wrong.
-        let _ = unsafe { gpu.driver.stream_synchronize(*raw) };
+        for raw in self.aside.iter().map(|aside| aside.raw).chain([*raw]) {
+            // SAFETY: the stream is live. Nothing is left on it unless something has gone wrong.
+            let _ = unsafe { gpu.driver.stream_synchronize(raw) };
+        }
         // SAFETY: allocated on this stream in `new`.
         let _ = unsafe { gpu.driver.free_async(self.progress, *raw) };
-        for event in self.events.drain(..) {
-            // SAFETY: created in `event`, destroyed only here.
-            let _ = unsafe { gpu.driver.event_destroy(event) };
-        }
     }
 }
 

@@ -13,6 +13,7 @@ use crate::cuda::desk::Desk;
 use crate::cuda::driver::CudaError;
 use crate::cuda::gpu::Gpu;
 use crate::cuda::imported::NotImported;
+use crate::cuda::incoming::Incoming;
 use crate::cuda::landing::{DeviceFilling, Way};
 use crate::cuda::queue::Queue;
 use crate::error::PutError;
@@ -27,16 +28,16 @@ pub(crate) struct Carriers {
     /// Of transfers that this side sends.
     outgoing: Rc<RefCell<Queue>>,
     /// Of those that land here.
-    incoming: Rc<RefCell<Queue>>,
+    incoming: Rc<Incoming>,
 }
 
 impl Carriers {
     pub(crate) fn start(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
-        let queue = || Ok(Rc::new(RefCell::new(Queue::new(gpu)?)));
-        Ok(Self { outgoing: queue()?, incoming: queue()? })
+        let (outgoing, incoming) = (Queue::new(gpu)?, Queue::new(gpu)?);
+        Ok(Self { outgoing: Rc::new(RefCell::new(outgoing)), incoming: Rc::new(Incoming::new(incoming)) })
     }
 
-    pub(crate) fn incoming(&self) -> &Rc<RefCell<Queue>> {
+    pub(crate) fn incoming(&self) -> &Rc<Incoming> {
         &self.incoming
     }
 }
@@ -60,6 +61,9 @@ struct Facts {
     /// All of the target is mapped here, or why not.
     target: Result<(), NotImported>,
     slab_mapped: bool,
+    /// The target has a GPU of its own, which can scatter.
+    peer_gpu: bool,
+    pulled: bool,
     /// The target is memory of this very GPU.
     same_gpu: bool,
     /// The peer has an inbox in host memory, and puts into it are no messages.
@@ -75,16 +79,17 @@ fn choose(facts: &Facts) -> Result<(Route, RouteReason), (Route, RouteReason)> {
         Err(NotImported::NotOffered) | Ok(()) => RouteReason::GpuNotMapped,
     };
     let direct = facts.gpu && facts.target.is_ok() && !facts.inbox_only;
-    let landing = facts.gpu && facts.between_gpus && facts.slab_mapped;
-    let staged = facts.gpu && facts.between_gpus && facts.inbox;
+    let landing = facts.gpu && facts.slab_mapped && !facts.pulled;
+    let staged = facts.gpu && facts.peer_gpu && facts.inbox && !facts.pulled;
     match facts.forced {
         Some(Route::Direct) if direct => Ok((Route::Direct, RouteReason::Forced)),
         Some(Route::Landing) if landing => Ok((Route::Landing, RouteReason::Forced)),
         Some(Route::Staged) if staged => Ok((Route::Staged, RouteReason::Forced)),
         Some(route) => Err((route, why_not)),
         None if direct && facts.same_gpu => Ok((Route::Direct, RouteReason::SameGpu)),
-        None if landing => Ok((Route::Landing, RouteReason::GpusOfOneHost)),
+        None if landing && facts.between_gpus => Ok((Route::Landing, RouteReason::GpusOfOneHost)),
         None if direct => Ok((Route::Direct, RouteReason::TargetMapped)),
+        None if landing => Ok((Route::Landing, why_not)),
         None if staged => Ok((Route::Staged, why_not)),
         None => Err((Route::Landing, why_not)),
     }
@@ -102,10 +107,6 @@ impl DeviceCarrier {
         if work.size.runs == 0 {
             return (Err(Ok(())), (Route::Runs, RouteReason::Empty));
         }
-        if work.direction == Direction::Get {
-            let route = context.options().route.unwrap_or(Route::Direct);
-            return (Err(Err(PutError::RouteUnavailable { route })), (route, RouteReason::Pulled));
-        }
         let locals = work.locals.iter().all(|local| local.kind() == MemoryKind::Cuda);
         let remotes = work.remotes.iter().all(|remote| remote.kind() == MemoryKind::Cuda);
         let targets = connection.device_targets(work);
@@ -116,10 +117,9 @@ impl DeviceCarrier {
             between_gpus: locals && remotes,
             target: targets.as_ref().map(|_| ()).map_err(|why| *why),
             slab_mapped: connection.slab().is_some(),
-            same_gpu: context
-                .gpu()
-                .zip(targets.as_ref().ok())
-                .is_some_and(|(gpu, targets)| targets.iter().all(|target| target.is_on(gpu))),
+            peer_gpu: connection.has_peer_gpu() || work.remotes.iter().any(|remote| remote.kind() == MemoryKind::Cuda),
+            pulled: work.direction == Direction::Get,
+            same_gpu: context.gpu().zip(targets.as_ref().ok()).is_some_and(|(gpu, targets)| targets.are_on(gpu)),
             inbox: connection.inbox().is_some() && context.ucx_version() >= PUTS_NOT_EMULATED,
         };
         let (route, reason) = match choose(&facts) {
@@ -133,18 +133,21 @@ impl DeviceCarrier {
         let chunk_bytes = context.options().chunk_bytes;
         let fill = |carriers: &Carriers, way| {
             let filling = DeviceFilling::start(&carriers.outgoing, work.clone(), way, chunk_bytes, stream);
-            filling.map(|filling| Self::Filling(Box::new(filling)))
+            filling.map(Box::new)
         };
         let started = match (route, carriers, targets) {
             (Route::Direct, Some(carriers), Ok(targets)) => {
                 DeviceCopy::start(&carriers.outgoing, work.clone(), targets).map(|copy| Self::Direct(Box::new(copy)))
             }
-            (Route::Landing, Some(carriers), _) => match connection.slab() {
-                Some(slab) => fill(carriers, Way::Slab(slab.clone())),
+            (Route::Landing, Some(carriers), _) => match connection.slab().cloned() {
+                Some(slab) => fill(carriers, Way::Slab(slab)).map(|mut filling| {
+                    filling.begin(connection.take_ahead(filling.chunk_count()));
+                    Self::Filling(filling)
+                }),
                 None => unavailable,
             },
             (Route::Staged, Some(carriers), _) => match (connection.inbox().cloned(), connection.import_inbox()) {
-                (Some(inbox), Ok(key)) => fill(carriers, Way::Staged { inbox, key }),
+                (Some(inbox), Ok(key)) => fill(carriers, Way::Staged { inbox, key }).map(Self::Filling),
                 (_, Err(source)) => Err(PutError::Put { source }),
                 (None, _) => unavailable,
             },
@@ -182,10 +185,11 @@ impl DeviceCarrier {
         }
     }
 
-    /// Gives the transfer up. A kernel that writes the target itself runs to its end, which is the transfer's.
+    /// Gives the transfer up. A kernel that writes the target itself leaves out what it has not come to.
     pub(crate) fn stop(&mut self, why: PutError) {
-        if let Self::Filling(filling) = self {
-            filling.stop(why);
+        match self {
+            Self::Direct(copy) => copy.stop(),
+            Self::Filling(filling) => filling.stop(why),
         }
     }
 
@@ -235,6 +239,9 @@ impl DeviceCarrier {
                 for body in said {
                     connection.say(sender, body);
                 }
+                if ended.is_some() {
+                    connection.add_ahead(filling.take_ahead());
+                }
                 ended
             }
         }
@@ -253,6 +260,8 @@ mod tests {
         between_gpus: true,
         target: Ok(()),
         slab_mapped: true,
+        peer_gpu: true,
+        pulled: false,
         same_gpu: false,
         inbox: true,
     };
@@ -290,5 +299,19 @@ mod tests {
     fn host_memory_of_the_same_host_is_written_straight() {
         let offload = Facts { between_gpus: false, ..NEAR };
         assert_eq!(choose(&offload), Ok((Route::Direct, RouteReason::TargetMapped)));
+        // The caller's own lands, or is staged: the GPU of its process writes it.
+        let callers = Facts { target: Err(NotImported::NotOffered), ..offload };
+        assert_eq!(choose(&callers), Ok((Route::Landing, RouteReason::GpuNotMapped)));
+        let far = Facts { slab_mapped: false, ..callers };
+        assert_eq!(choose(&far), Ok((Route::Staged, RouteReason::GpuNotMapped)));
+        assert_eq!(choose(&Facts { peer_gpu: false, ..far }), Err((Route::Landing, RouteReason::GpuNotMapped)));
+    }
+
+    #[test]
+    fn what_is_pulled_is_read_where_it_is_mapped() {
+        let pulled = Facts { pulled: true, ..NEAR };
+        assert_eq!(choose(&pulled), Ok((Route::Direct, RouteReason::TargetMapped)));
+        let not_mapped = Facts { target: Err(NotImported::NotOffered), ..pulled };
+        assert_eq!(choose(&not_mapped), Err((Route::Landing, RouteReason::GpuNotMapped)));
     }
 }

@@ -9,12 +9,16 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use crate::context::Context;
-use crate::cuda::expand::{Mode, Placed, UNIT_BYTES};
+use crate::cuda::description::DeviceDescription;
+use crate::cuda::expand::UNIT_BYTES;
+use crate::cuda::incoming::Incoming;
+use crate::cuda::kernel::CHUNKS;
 use crate::cuda::queue::{Prepared, Queue, Ticket};
+use crate::cuda::slab::Slab;
 use crate::error::TransferError;
-use crate::inbox::message::{DeviceDescription, Refusal};
+use crate::inbox::message::Refusal;
 use crate::pieces::HighestSlots;
-use crate::region::{MemoryKind, Region};
+use crate::region::Region;
 
 /// Where a transfer's chunks go.
 pub(crate) struct Scatterer {
@@ -22,19 +26,21 @@ pub(crate) struct Scatterer {
     _regions: Vec<Region>,
     queue: Rc<RefCell<Queue>>,
     pub(crate) chunk_units: u32,
+    /// Chunks of the inbox that the source has begun to fill.
+    pub(crate) ahead: Vec<u32>,
 }
 
-/// A chunk that a kernel is scattering.
+/// Chunks that a kernel is scattering.
 pub(crate) struct Scattering {
     ticket: Option<Ticket>,
     whose: Rc<Scatterer>,
-    _slab: Region,
+    _inbox: Region,
 }
 
 impl Scatterer {
     /// Checks a peer's description against this side's regions, which are named by the peer.
     pub(crate) fn check(
-        queue: &Rc<RefCell<Queue>>,
+        incoming: &Incoming,
         context: &Context,
         bytes: &[u8],
         chunk_bytes: u32,
@@ -44,49 +50,59 @@ impl Scatterer {
         if chunk_units == 0 || u64::from(chunk_units) * UNIT_BYTES > u64::from(chunk_bytes) {
             return Err(Refusal::Unreadable);
         }
+        let (known, regions) = incoming.look_up(context, &description.parts)?;
         let highest: Vec<HighestSlots> = description.sets.iter().map(|pairs| HighestSlots::of(pairs)).collect();
-        let (mut shapes, mut regions) = (Vec::new(), Vec::new());
-        for (part, (claim, set)) in description.parts.iter().enumerate() {
-            let region = context.region(claim.region).filter(|region| region.kind() == MemoryKind::Cuda);
-            let region = region.ok_or(Refusal::Unregistered { part })?;
-            let index = usize::try_from(*set).map_err(|_| Refusal::Unreadable)?;
-            let pairs = description.sets.get(index).ok_or(Refusal::Unreadable)?;
-            let mut shape = claim.shape(region.bytes());
-            shape.pairs = pairs.clone();
-            shape.check_with(part, highest[index]).map_err(|error| match error {
+        for (part, (shape, set)) in known.shapes.iter().enumerate() {
+            let pairs = description.sets.get(*set).ok_or(Refusal::Unreadable)?;
+            shape.check_pairs(part, pairs, highest[*set]).map_err(|error| match error {
                 TransferError::OutsideRemote { .. } => Refusal::Outside { part },
                 _ => Refusal::Unreadable,
             })?;
-            shapes.push((shape, index));
-            regions.push(region);
         }
-        let placed: Vec<Placed<'_>> = (shapes.iter().zip(&regions))
-            .map(|((shape, set), region)| Placed { shape, from: 0, to: region.base(), set: *set })
-            .collect();
         let sets: Vec<&[_]> = description.sets.iter().map(|pairs| &**pairs).collect();
-        let prepared = queue.borrow_mut().prepare(Mode::Scatter, &placed, &sets);
+        let prepared = incoming.queue.borrow_mut().prepare(&known.template, &sets);
         let prepared = prepared.map_err(|_| Refusal::Busy)?.ok_or(Refusal::Unreadable)?;
-        Ok(Self { prepared: Some(prepared), _regions: regions, queue: queue.clone(), chunk_units })
+        let (queue, ahead) = (incoming.queue.clone(), description.ahead);
+        Ok(Self { prepared: Some(prepared), _regions: regions, queue, chunk_units, ahead })
     }
 
     pub(crate) fn units(&self) -> u32 {
         self.prepared.as_ref().map_or(0, Prepared::units)
     }
 
-    /// Starts to scatter part `index` from the chunk at `offset` of `slab`. `None` if the GPU refuses.
-    pub(crate) fn scatter(self: &Rc<Self>, slab: &Region, offset: u64, index: u64) -> Option<Scattering> {
+    /// Chunks that can be scattered at a time, of an inbox whose chunks have `chunk_bytes`.
+    pub(crate) fn chunks_max(&self, chunk_bytes: u32) -> usize {
+        let whole = u64::from(self.chunk_units) * UNIT_BYTES == u64::from(chunk_bytes);
+        if whole && self.chunk_units.is_power_of_two() { CHUNKS } else { 1 }
+    }
+
+    /// Starts to scatter the parts from `index` on, a chunk each, from these chunks of `inbox`, which has so many and they are
+    /// not too many at a time. `None` if the GPU refuses.
+    pub(crate) fn scatter(
+        self: &Rc<Self>,
+        inbox: &Region,
+        chunk_bytes: u32,
+        chunks: &[u32],
+        index: u64,
+    ) -> Option<Scattering> {
         let prepared = self.prepared.as_ref()?;
         let first = u32::try_from(index * u64::from(self.chunk_units)).ok()?;
-        let units = self.chunk_units.min(prepared.units().checked_sub(first)?);
+        let units = u32::try_from(chunks.len()).ok().and_then(|count| count.checked_mul(self.chunk_units));
+        let left = prepared.units().checked_sub(first)?;
+        let units = units.map_or(left, |units| units.min(left));
         let mut queue = self.queue.borrow_mut();
-        let place = slab.device_address(queue.gpu()).map(|base| base + offset);
+        let base = inbox.device_address(queue.gpu());
+        let place = base.map(|base| match chunks {
+            [chunk] => Slab::at(base + u64::from(*chunk) * u64::from(chunk_bytes)),
+            chunks => Slab::of(base, self.chunk_units, chunks),
+        });
         let ticket = place.and_then(|place| {
-            // SAFETY: the slots were checked against their regions in `check`, the chunk is one of the slab's; the value holds
-            // all of it.
+            // SAFETY: the slots were checked against their regions in `check`, the chunks are the inbox's; the value holds all
+            // of it.
             unsafe { queue.launch(prepared, first, units, place) }
         });
         let ticket = ticket.inspect_err(|error| tracing::error!(%error, "a chunk was not scattered")).ok()?;
-        Some(Scattering { ticket: Some(ticket), whose: self.clone(), _slab: slab.clone() })
+        Some(Scattering { ticket: Some(ticket), whose: self.clone(), _inbox: inbox.clone() })
     }
 }
 
@@ -110,7 +126,6 @@ impl Scattering {
                 None
             }
             Some(result) => {
-                queue.retire(ticket);
                 Some(result.inspect_err(|error| tracing::error!(%error, "a chunk was not scattered")).is_ok())
             }
         }
@@ -119,10 +134,8 @@ impl Scattering {
 
 impl Drop for Scattering {
     fn drop(&mut self) {
-        if let Some(ticket) = self.ticket.take() {
-            let mut queue = self.whose.queue.borrow_mut();
-            let _ = queue.drain();
-            queue.retire(ticket);
+        if self.ticket.take().is_some() {
+            let _ = self.whose.queue.borrow_mut().drain();
         }
     }
 }

@@ -5,10 +5,13 @@
 //!   Hello {address}            ->       how to answer
 //!   Describe {bytes, ...}      ->       where the bytes belong, once a transfer
 //!                              <-     Grant {chunks}, again for each that has been scattered
+//!                              <-     Ahead {chunks}, for a transfer yet to come: it names those that it begins with
 //!   Chunk {index, chunk}       ->       the chunk holds that part of the stream
+//!   Chunks {index, chunks}     ->       those chunks hold the parts from that one on
 //!   Filled {..., bytes}        ->       or: put these bytes into it, where puts cannot be had
 //!                              <-     Landed, when all of it has been scattered
-//!                              <-     Refused {refusal}, instead; if it is that the target has revoked the permit, the source drops
+//!                              <-     Refused {refusal}, instead
+//!                              <-     Revoked: nothing of this stream is scattered any more, and it is to be dropped
 //!   Drop                       ->       nothing more comes of this stream, none of its chunks is written any more
 //!                              <-     Dropped: nothing of it is scattered any more
 //!   Bye                        ->       nothing more comes, no chunk is written any more
@@ -85,14 +88,45 @@ pub(crate) enum Body {
     Dropped {
         stream: StreamId,
     },
-    /// As `Describe`, between GPUs: the next bytes of a [`DeviceDescription`]. Its chunks are those of the slab, or of the inbox.
+    /// The target scatters no more of a stream, and keeps its chunks for it until it is dropped.
+    Revoked {
+        stream: StreamId,
+    },
+    /// As `Describe`, for the GPU to scatter: the next bytes of a
+    /// [`DeviceDescription`](crate::cuda::description::DeviceDescription). Its chunks are those of the slab, or of the inbox.
     DescribeDevice {
         stream: StreamId,
         permit: Option<Permit>,
         slab: bool,
         total_bytes: u32,
-        bytes: Vec<u8>,
+        bytes: Bytes,
     },
+    /// As `Chunk`, several at once, for the parts from `index` on.
+    Chunks {
+        stream: StreamId,
+        index: u64,
+        chunks: Vec<u32>,
+    },
+    /// Chunks of the slab that the next transfer may begin with, before it has been granted any.
+    Ahead {
+        chunks: Vec<u32>,
+    },
+}
+
+/// Bytes that are copied as one. Those of a `Vec` are encoded one by one, which takes longer than to send them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Bytes(pub(crate) Vec<u8>);
+
+impl Serialize for Bytes {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Bytes {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        <&[u8]>::deserialize(deserializer).map(|bytes| Self(bytes.to_vec()))
+    }
 }
 
 /// Bytes of a description in one message.
@@ -181,6 +215,11 @@ impl PartDescription {
         }
     }
 
+    /// Without the slots, which are told apart.
+    pub(crate) fn without_slots(region: RegionId, shape: &Shape, none: &Arc<[SlotPair]>) -> Self {
+        Self::new(region, &Shape { pairs: none.clone(), ..shape.clone() })
+    }
+
     /// The shape as the target sees it, to be checked against its own region: `remote` is that region, and the local side,
     /// the stream itself, is no place.
     pub(crate) fn shape(&self, region_bytes: u64) -> Shape {
@@ -196,47 +235,6 @@ impl PartDescription {
             pieces: self.pieces.iter().map(piece).collect::<Arc<[_]>>(),
             pairs: self.slots.iter().map(|&remote| SlotPair { local: 0, remote }).collect(),
         }
-    }
-}
-
-/// Where the chunks of a stream between GPUs belong. Its chunks are units of the kernel, so that both ends expand it alike.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct DeviceDescription {
-    /// Units of a chunk.
-    pub(crate) chunk_units: u32,
-    /// Each part, without slots, and which set has them.
-    pub(crate) parts: Vec<(PartDescription, u32)>,
-    /// The slots of each set, as the target sees them.
-    pub(crate) sets: Vec<Arc<[SlotPair]>>,
-}
-
-impl DeviceDescription {
-    pub(crate) fn new(
-        chunk_units: u32,
-        shapes: &[Shape],
-        regions: impl Iterator<Item = RegionId>,
-        sets: &[&[SlotPair]],
-        of_shape: &[usize],
-    ) -> Self {
-        let part = |((shape, region), set): ((&Shape, RegionId), &usize)| {
-            let shape = Shape { pairs: Arc::new([]), ..shape.clone() };
-            (PartDescription::new(region, &shape), u32::try_from(*set).unwrap_or(u32::MAX))
-        };
-        let parts = shapes.iter().zip(regions).zip(of_shape).map(part).collect();
-        Self { chunk_units, parts, sets: sets.iter().map(|pairs| Arc::from(*pairs)).collect() }
-    }
-
-    pub(crate) fn encode(&self) -> Vec<u8> {
-        let slots = |pairs: &Arc<[SlotPair]>| pairs.iter().map(|pair| pair.remote).collect();
-        let sets: Vec<Vec<u32>> = self.sets.iter().map(slots).collect();
-        postcard::to_allocvec(&(self.chunk_units, &self.parts, sets)).expect("a plain structure has an encoding")
-    }
-
-    pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
-        let (chunk_units, parts, sets): (u32, Vec<(PartDescription, u32)>, Vec<Vec<u32>>) =
-            postcard::from_bytes(bytes).ok()?;
-        let pairs = |slots: Vec<u32>| slots.into_iter().map(|remote| SlotPair { local: 0, remote }).collect();
-        Some(Self { chunk_units, parts, sets: sets.into_iter().map(pairs).collect() })
     }
 }
 
@@ -269,6 +267,10 @@ mod tests {
             Body::Bye,
             Body::Drop { stream },
             Body::Dropped { stream },
+            Body::Revoked { stream },
+            Body::DescribeDevice { stream, permit: None, slab: true, total_bytes: 400, bytes: Bytes(vec![9; 300]) },
+            Body::Chunks { stream, index: 5, chunks: vec![3, 1] },
+            Body::Ahead { chunks: vec![7] },
         ] {
             let message = Message { connection: ConnectionId(1), body };
             assert_eq!(Message::parse(&message.encode()), Some(message));
@@ -280,7 +282,6 @@ mod tests {
         fn any_bytes_are_an_error_and_never_a_panic(bytes: Vec<u8>) {
             let _ = Message::parse(&bytes);
             let _ = Description::parse(&bytes);
-            let _ = DeviceDescription::parse(&bytes);
         }
     }
 }

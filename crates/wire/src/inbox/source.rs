@@ -152,11 +152,7 @@ impl Filling {
     }
 
     pub(crate) fn refused(&mut self, why: Refusal, work: &Work) {
-        match why {
-            // The target keeps its chunks for the stream until it is dropped.
-            Refusal::Revoked => self.stop(refusal(why, work)),
-            _ => self.end = Some(Err(refusal(why, work))),
-        }
+        self.end = Some(Err(refusal(why, work)));
     }
 
     /// Gives back what the transfer holds of the outbox. Call it when the transfer is over and no put is outstanding.

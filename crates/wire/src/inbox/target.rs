@@ -1,6 +1,5 @@
 //! The owner's end of an inbox: who may fill which chunk, and where the bytes go.
 
-use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -9,7 +8,7 @@ use crate::address::InboxCard;
 use crate::context::Context;
 use crate::copy::Stores;
 use crate::cuda::expand::UNIT_BYTES;
-use crate::cuda::queue::Queue;
+use crate::cuda::incoming::Incoming;
 use crate::cuda::scatter::{Scatterer, Scattering};
 use crate::cursor::Cursor;
 use crate::error::{RegionError, TransferError};
@@ -20,6 +19,10 @@ use crate::region::{MemoryKind, Region};
 
 /// Chunks that one connection may hold at a time. A source that is stopped keeps no more from the others.
 const CHUNKS_PER_CONNECTION: usize = 8;
+
+/// The same of a slab, and of them those that it may hold ahead of its next transfer.
+const SLAB_CHUNKS_PER_CONNECTION: usize = 16;
+const AHEAD_PER_CONNECTION: usize = 4;
 
 /// Bytes of descriptions that one connection may have here, complete or not.
 pub(crate) const DESCRIPTION_BYTES_MAX: usize = 8 << 20;
@@ -44,6 +47,11 @@ pub(crate) struct Inbox {
     region: Region,
     chunk_bytes: u32,
     chunks_per_connection: usize,
+    /// Chunks that are granted ahead, and as many as may be.
+    ahead: usize,
+    ahead_max: usize,
+    /// Connections that have nothing under way, and might be granted some ahead.
+    idle: VecDeque<Peer>,
     free: Vec<u32>,
     connections: BTreeMap<Peer, Connection>,
     /// Connections in the order of their turns: to be granted a chunk, and to have one scattered.
@@ -55,11 +63,11 @@ pub(crate) struct Inbox {
     resting: VecDeque<(Instant, u32)>,
 }
 
-/// A chunk that the GPU is scattering. What it reads and writes is held here, whatever becomes of the connection.
+/// Chunks that the GPU is scattering. What it reads and writes is held here, whatever becomes of the connection.
 struct Pending {
     peer: Peer,
     stream: StreamId,
-    chunk: u32,
+    chunks: Vec<u32>,
     scattering: Option<Scattering>,
 }
 
@@ -70,8 +78,10 @@ struct Connection {
     streams: BTreeMap<StreamId, Stream>,
     /// Bytes of descriptions in `arriving`, by their full length, and behind `streams`.
     description_bytes: usize,
-    /// Chunks that the peer may write, or has written and that have not been scattered.
+    /// Chunks that the peer may write for a stream, or has written and that have not been scattered.
     held: usize,
+    /// Chunks that it may write for the next one.
+    ahead: BTreeSet<u32>,
 }
 
 /// One transfer on its way in.
@@ -93,8 +103,8 @@ struct Stream {
     received: Indices,
     /// Chunks that the peer may write.
     open: BTreeSet<u32>,
-    /// Parts that have been received, with the chunk that holds them.
-    ready: VecDeque<(u64, u32)>,
+    /// Parts that have been received, by the first, with the chunks that hold them: one, or several that the GPU scatters at once.
+    ready: VecDeque<(u64, Vec<u32>)>,
 }
 
 /// A set of indices that is filled more or less from below.
@@ -112,6 +122,12 @@ impl Indices {
             self.below += 1;
         }
         new
+    }
+}
+
+impl Indices {
+    fn contains(&self, index: u64) -> bool {
+        index < self.below || self.above.contains(&index)
     }
 }
 
@@ -193,17 +209,19 @@ impl Inbox {
     /// A slab of GPU memory. `None` if the options leave no room for a chunk.
     pub(crate) fn on_gpu(context: &Context) -> Result<Option<Self>, RegionError> {
         let Some(options) = &context.options().cuda else { return Ok(None) };
-        // Chunks are whole units.
-        let chunk_bytes = u64::from(options.slab_chunk_bytes) / UNIT_BYTES * UNIT_BYTES;
+        // Chunks are whole units, a power of two of them: the kernel numbers them so.
+        let units = u64::from(options.slab_chunk_bytes) / UNIT_BYTES;
+        let chunk_bytes = units.checked_ilog2().map_or(0, |log2| UNIT_BYTES << log2);
         let chunks = u32::try_from(options.slab_bytes.checked_div(chunk_bytes).unwrap_or(0)).unwrap_or(u32::MAX);
         if chunks == 0 {
             return Ok(None);
         }
         let region = context.allocate_device(u64::from(chunks) * chunk_bytes)?;
         let chunk_bytes = u32::try_from(chunk_bytes).expect("at most the option");
-        // Two keep the link busy: what is left serves others while a source that has them is stopped.
-        let most = usize::try_from(chunks / 2).unwrap_or(usize::MAX).clamp(2, CHUNKS_PER_CONNECTION);
-        Ok(Some(Self::of(region, chunks, chunk_bytes, most)))
+        let share = |of: u32| usize::try_from(of).unwrap_or(usize::MAX);
+        // What is left serves others while a source that has the most is stopped.
+        let most = share(chunks / 4 * 3).clamp(2, SLAB_CHUNKS_PER_CONNECTION);
+        Ok(Some(Self { ahead_max: share(chunks / 4), ..Self::of(region, chunks, chunk_bytes, most) }))
     }
 
     fn of(region: Region, chunks: u32, chunk_bytes: u32, chunks_per_connection: usize) -> Self {
@@ -215,6 +233,9 @@ impl Inbox {
             grant_turns: VecDeque::new(),
             scatter_turns: VecDeque::new(),
             chunks_per_connection,
+            ahead: 0,
+            ahead_max: 0,
+            idle: VecDeque::new(),
             scattering: Vec::new(),
             resting: VecDeque::new(),
         }
@@ -237,6 +258,7 @@ impl Inbox {
         self.connections.insert(peer, Connection::default());
         self.grant_turns.push_back(peer);
         self.scatter_turns.push_back(peer);
+        self.idle.push_back(peer);
         true
     }
 
@@ -244,17 +266,20 @@ impl Inbox {
     /// or its endpoint is closed because it died.
     pub(crate) fn forget(&mut self, peer: Peer) {
         let Some(connection) = self.connections.remove(&peer) else { return };
-        for stream in connection.streams.into_values() {
-            if self.region.kind() == MemoryKind::Cuda {
-                let until = Instant::now() + REST;
-                self.resting.extend(stream.open.into_iter().map(|chunk| (until, chunk)));
-            } else {
-                self.free.extend(stream.open);
-            }
-            self.free.extend(stream.ready.iter().map(|(_, chunk)| chunk));
+        self.ahead -= connection.ahead.len();
+        let (opened, ready): (Vec<_>, Vec<_>) =
+            connection.streams.into_values().map(|stream| (stream.open, stream.ready)).unzip();
+        let opened = opened.into_iter().chain([connection.ahead]).flatten();
+        if self.region.kind() == MemoryKind::Cuda {
+            let until = Instant::now() + REST;
+            self.resting.extend(opened.map(|chunk| (until, chunk)));
+        } else {
+            self.free.extend(opened);
         }
+        self.free.extend(ready.into_iter().flatten().flat_map(|(_, chunks)| chunks));
         self.grant_turns.retain(|other| *other != peer);
         self.scatter_turns.retain(|other| *other != peer);
+        self.idle.retain(|other| *other != peer);
     }
 
     /// Whether a worker of this epoch has a connection here, or the GPU is still scattering what it had sent.
@@ -280,7 +305,7 @@ impl Inbox {
     pub(crate) fn describe_device(
         &mut self,
         context: &Context,
-        gpu: &Rc<RefCell<Queue>>,
+        gpu: &Incoming,
         peer: Peer,
         stream: StreamId,
         total_bytes: u32,
@@ -321,7 +346,22 @@ impl Inbox {
         arrived.extend_from_slice(bytes);
         let (total, arrived) = connection.arriving.remove(&stream)?;
         let taken = if arrived.len() == total { Ok(&arrived[..]) } else { Err(Refusal::Unreadable) };
-        match taken.and_then(check) {
+        let taken = taken.and_then(check).and_then(|mut checked| {
+            // What was granted ahead is the stream's from now on. Refused, it stays what it was.
+            let begun = checked.device.as_ref().map_or(&[][..], |device| &device.ahead);
+            let distinct: BTreeSet<u32> = begun.iter().copied().collect();
+            let known = distinct.len() == begun.len() && distinct.is_subset(&connection.ahead);
+            if !known || begun.len() as u64 > checked.chunk_count() {
+                return Err(Refusal::Unreadable);
+            }
+            checked.granted = begun.len() as u64;
+            connection.ahead.retain(|chunk| !distinct.contains(chunk));
+            connection.held += distinct.len();
+            self.ahead -= distinct.len();
+            checked.open = distinct;
+            Ok(checked)
+        });
+        match taken {
             Ok(mut checked) => {
                 checked.description_bytes = total;
                 if checked.size.bytes == 0 {
@@ -336,6 +376,29 @@ impl Inbox {
                 refused(refusal)
             }
         }
+    }
+
+    /// The peer has filled chunks for the GPU to scatter. As [`filled`](Self::filled), of all of them or none.
+    pub(crate) fn filled_all(&mut self, peer: Peer, stream: StreamId, index: u64, chunks: Vec<u32>) {
+        let chunk_bytes = self.chunk_bytes;
+        let connection = self.connections.get_mut(&peer);
+        let Some(stream) = connection.and_then(|connection| connection.streams.get_mut(&stream)) else { return };
+        let Some(device) = &stream.device else { return };
+        let count = chunks.len() as u64;
+        let fits = index.checked_add(count).is_some_and(|end| end <= stream.chunk_count());
+        let distinct: BTreeSet<u32> = chunks.iter().copied().collect();
+        let granted = distinct.len() == chunks.len() && distinct.is_subset(&stream.open);
+        if count == 0 || chunks.len() > device.chunks_max(chunk_bytes) || !fits || !granted {
+            return;
+        }
+        if (index..index + count).any(|index| stream.received.contains(index)) {
+            return;
+        }
+        for index in index..index + count {
+            stream.received.insert(index);
+        }
+        stream.open.retain(|chunk| !distinct.contains(chunk));
+        stream.ready.push_back((index, chunks));
     }
 
     /// The peer has filled a chunk, or sends what belongs into it. Anything but a chunk that it was granted, for a part that
@@ -354,7 +417,7 @@ impl Inbox {
         }
         if stream.received.insert(index) {
             stream.open.remove(&chunk);
-            stream.ready.push_back((index, chunk));
+            stream.ready.push_back((index, vec![chunk]));
         }
     }
 
@@ -374,7 +437,7 @@ impl Inbox {
             {
                 std::hint::spin_loop();
             }
-            landed = self.scattered(peer, stream, pending.chunk).or(landed);
+            landed = self.scattered(peer, stream, &pending.chunks).or(landed);
         }
         landed
     }
@@ -404,7 +467,7 @@ impl Inbox {
             let connection = self.connections.get_mut(&peer);
             if let Some(stream) = connection.and_then(|connection| connection.streams.get_mut(&id)) {
                 (stream.revoked, stream.granted) = (true, stream.chunk_count());
-                replies.push((peer, Body::Refused { stream: id, refusal: Refusal::Revoked }));
+                replies.push((peer, Body::Revoked { stream: id }));
             }
         }
         replies
@@ -421,9 +484,11 @@ impl Inbox {
         }
         if let Some(dropped) = connection.streams.remove(&stream) {
             connection.description_bytes -= dropped.description_bytes;
-            connection.held -= dropped.open.len() + dropped.ready.len();
-            self.free.extend(dropped.open);
-            self.free.extend(dropped.ready.iter().map(|(_, chunk)| chunk));
+            let freed: Vec<u32> =
+                dropped.open.into_iter().chain(dropped.ready.into_iter().flat_map(|(_, c)| c)).collect();
+            connection.held -= freed.len();
+            self.free.extend(freed);
+            self.idle.push_back(peer);
         }
         Some((peer, Body::Dropped { stream }))
     }
@@ -436,15 +501,16 @@ impl Inbox {
         self.scatter_turns.push_back(peer);
         let connection = self.connections.get_mut(&peer)?;
         let (&id, stream) = connection.streams.iter_mut().find(|(_, stream)| stream.has_ready())?;
-        let (index, chunk) = stream.ready.pop_front()?;
-        let place = u64::from(chunk) * u64::from(self.chunk_bytes);
+        let (index, chunks) = stream.ready.pop_front()?;
         if let Some(device) = &stream.device {
-            let scattering = device.scatter(&self.region, place, index);
-            self.scattering.push(Pending { peer, stream: id, chunk, scattering });
+            let scattering = device.scatter(&self.region, self.chunk_bytes, &chunks, index);
+            self.scattering.push(Pending { peer, stream: id, chunks, scattering });
             return Some(None);
         }
-        stream.scatter(&self.region, place, index);
-        Some(self.scattered(peer, id, chunk))
+        for (index, chunk) in (index..).zip(&chunks) {
+            stream.scatter(&self.region, u64::from(*chunk) * u64::from(self.chunk_bytes), index);
+        }
+        Some(self.scattered(peer, id, &chunks))
     }
 
     /// Takes up what the GPU has scattered.
@@ -460,9 +526,9 @@ impl Inbox {
                 position += 1;
                 continue;
             };
-            let Pending { peer, stream, chunk, .. } = self.scattering.swap_remove(position);
+            let Pending { peer, stream, chunks, .. } = self.scattering.swap_remove(position);
             if well {
-                replies.extend(self.scattered(peer, stream, chunk));
+                replies.extend(self.scattered(peer, stream, &chunks));
             } else {
                 // The stream keeps its chunks: a GPU that has failed once serves nobody any more.
                 replies.push((peer, Body::Refused { stream, refusal: Refusal::Gpu }));
@@ -476,18 +542,19 @@ impl Inbox {
         !self.scattering.is_empty()
     }
 
-    /// A chunk has been scattered and is free.
-    fn scattered(&mut self, peer: Peer, id: StreamId, chunk: u32) -> Option<Reply> {
-        self.free.push(chunk);
+    /// Chunks have been scattered and are free.
+    fn scattered(&mut self, peer: Peer, id: StreamId, chunks: &[u32]) -> Option<Reply> {
+        self.free.extend(chunks);
         let connection = self.connections.get_mut(&peer)?;
         let stream = connection.streams.get_mut(&id)?;
-        stream.scattered += 1;
-        connection.held -= 1;
+        stream.scattered += chunks.len() as u64;
+        connection.held -= chunks.len();
         if stream.scattered < stream.chunk_count() {
             return None;
         }
         connection.description_bytes -= stream.description_bytes;
         connection.streams.remove(&id);
+        self.idle.push_back(peer);
         Some((peer, Body::Landed { stream: id }))
     }
 
@@ -518,7 +585,29 @@ impl Inbox {
             connection.held += 1;
         }
         let grant = |((peer, stream), (before, chunks))| (peer, Body::Grant { stream, before, chunks });
-        grants.into_iter().map(grant).collect()
+        let mut replies: Vec<Reply> = grants.into_iter().map(grant).collect();
+        self.grant_ahead(&mut replies);
+        replies
+    }
+
+    /// Grants chunks ahead to connections that have nothing under way, out of a part of the slab that is set apart for it: a
+    /// transfer that begins with them does not wait for an answer first.
+    fn grant_ahead(&mut self, replies: &mut Vec<Reply>) {
+        let connections = self.connections.len();
+        while let Some(peer) = self.idle.pop_front() {
+            let Some(connection) = self.connections.get_mut(&peer) else { continue };
+            let share = self.ahead_max.checked_div(connections).unwrap_or(0).clamp(1, AHEAD_PER_CONNECTION);
+            let wanted = share.saturating_sub(connection.ahead.len());
+            let count = wanted.min(self.ahead_max - self.ahead).min(self.free.len());
+            // What has begun meanwhile comes here again when it ends.
+            if count == 0 || !connection.streams.is_empty() || !connection.arriving.is_empty() {
+                continue;
+            }
+            let chunks = self.free.split_off(self.free.len() - count);
+            self.ahead += count;
+            connection.ahead.extend(&chunks);
+            replies.push((peer, Body::Ahead { chunks }));
+        }
     }
 }
 

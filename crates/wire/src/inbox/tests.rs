@@ -321,8 +321,7 @@ fn nothing_of_a_revoked_permit_is_scattered() {
     let before = source.bytes();
     assert!(source.inbox.revoke(PEER.epoch + 1, Permit(3)).is_empty(), "another peer's");
     assert!(source.inbox.revoke(PEER.epoch, Permit(4)).is_empty(), "another permit");
-    let refused = Body::Refused { stream: STREAM, refusal: Refusal::Revoked };
-    assert_eq!(source.inbox.revoke(PEER.epoch, Permit(3)), [(PEER, refused)]);
+    assert_eq!(source.inbox.revoke(PEER.epoch, Permit(3)), [(PEER, Body::Revoked { stream: STREAM })]);
     let (index, chunk) = source.fill().unwrap();
     source.inbox.filled(PEER, STREAM, index, chunk, None);
     assert_eq!(source.inbox.scatter(), None);

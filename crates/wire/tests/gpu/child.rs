@@ -1,5 +1,6 @@
 //! The other process: this test binary again, which runs nothing but [`target`].
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use kvferry_test_process::{Answers, Process, footprint, serve, setup};
@@ -17,6 +18,8 @@ pub(crate) enum Kind {
     /// GPU memory of `cudaMalloc`.
     Callers,
     Host,
+    /// Host memory that no other process maps.
+    CallersHost,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -26,7 +29,8 @@ pub(crate) struct Setup {
     /// `CUDA_VISIBLE_DEVICES` of the target.
     pub(crate) visible: Option<String>,
     pub(crate) transports: Option<String>,
-    pub(crate) kind: Kind,
+    /// Of each region, all of `bytes`.
+    pub(crate) kinds: Vec<Kind>,
     pub(crate) epoch: u64,
     pub(crate) bytes: u64,
     pub(crate) slab_bytes: u64,
@@ -36,8 +40,8 @@ pub(crate) struct Setup {
 impl Setup {
     pub(crate) fn new(bytes: u64) -> Self {
         let (slab_bytes, slab_chunk_bytes) = (16 << 20, 1 << 20);
-        let (visible, transports, kind) = (None, None, Kind::Allocated);
-        Self { device: other_device(), visible, transports, kind, epoch: 0xb, bytes, slab_bytes, slab_chunk_bytes }
+        let (visible, transports, kinds) = (None, None, vec![Kind::Allocated]);
+        Self { device: other_device(), visible, transports, kinds, epoch: 0xb, bytes, slab_bytes, slab_chunk_bytes }
     }
 }
 
@@ -49,7 +53,6 @@ pub(crate) fn other_device() -> u32 {
 #[derive(Debug, Serialize, Deserialize)]
 enum Ask {
     Card,
-    Write(Vec<u8>),
     Fill(u8),
     Digest,
     Memory,
@@ -57,17 +60,19 @@ enum Ask {
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
-    Card { address: Vec<u8>, card: Box<RegionCard> },
+    Cards { address: Vec<u8>, cards: Vec<RegionCard> },
     Digest(u64),
     Memory { free: u64, descriptors: usize },
     Done,
 }
 
-/// A process with a worker and one region, which peers write.
+/// A process with a worker and regions, which peers write.
 pub(crate) struct Target {
     pub(crate) address: Vec<u8>,
     pub(crate) epoch: u64,
+    /// Of the first region.
     pub(crate) card: RegionCard,
+    pub(crate) cards: Vec<RegionCard>,
     pub(crate) process: Process,
     answers: Answers<Answer>,
 }
@@ -80,8 +85,8 @@ impl Target {
             }
         });
         process.tell(&Ask::Card);
-        let Some(Answer::Card { address, card }) = answers.next() else { panic!("no card") };
-        Self { address, epoch: setup.epoch, card: *card, process, answers }
+        let Some(Answer::Cards { address, cards }) = answers.next() else { panic!("no cards") };
+        Self { address, epoch: setup.epoch, card: cards[0].clone(), cards, process, answers }
     }
 
     fn ask(&mut self, question: &Ask) -> Answer {
@@ -89,13 +94,13 @@ impl Target {
         self.answers.next().expect("the target is there")
     }
 
-    /// Whether the region holds these bytes.
+    /// Whether the regions, one behind the other, hold these bytes.
     pub(crate) fn holds(&mut self, expected: &[u8]) -> bool {
         let Answer::Digest(digest) = self.ask(&Ask::Digest) else { panic!("no digest") };
         digest == xxh3_64(expected)
     }
 
-    /// Fills the whole region with one byte.
+    /// Fills all regions with one byte.
     pub(crate) fn fill(&mut self, byte: u8) {
         assert!(matches!(self.ask(&Ask::Fill(byte)), Answer::Done));
     }
@@ -120,25 +125,23 @@ fn target() {
     let options = ContextOptions { transports, cuda: Some(cuda), ..Default::default() };
     let context = Context::open(&options).unwrap();
     let (worker, events) = Worker::start(&context, setup.epoch).unwrap();
-    let region = match setup.kind {
-        Kind::Allocated => context.allocate_device(setup.bytes).unwrap(),
-        Kind::Callers => callers(&context, &setup),
-        Kind::Host => context.allocate(setup.bytes).unwrap(),
-    };
+    let region = |kind: &Kind| kind.region(&context, setup.device, setup.bytes);
+    let regions: Vec<Region> = setup.kinds.iter().map(region).collect();
     serve(|ask| {
         let answer = match ask {
-            Ask::Card => Answer::Card { address: worker.address().to_owned(), card: Box::new(region.card()) },
-            Ask::Write(bytes) => {
-                region.write(0, &bytes).unwrap();
-                Answer::Done
+            Ask::Card => {
+                let cards = regions.iter().map(Region::card).collect();
+                Answer::Cards { address: worker.address().to_owned(), cards }
             }
             Ask::Fill(byte) => {
-                region.write(0, &vec![byte; setup.bytes as usize]).unwrap();
+                let bytes = vec![byte; setup.bytes as usize];
+                regions.iter().for_each(|region| region.write(0, &bytes).unwrap());
                 Answer::Done
             }
             Ask::Digest => {
-                let mut bytes = vec![0; setup.bytes as usize];
-                region.read(0, &mut bytes).unwrap();
+                let mut bytes = vec![0; setup.bytes as usize * regions.len()];
+                let places = regions.iter().zip(bytes.chunks_mut(setup.bytes as usize));
+                places.for_each(|(region, bytes)| region.read(0, bytes).unwrap());
                 Answer::Digest(xxh3_64(&bytes))
             }
             Ask::Memory => {
@@ -151,9 +154,22 @@ fn target() {
     });
 }
 
-/// Memory of `cuMemAlloc`, as a framework has it.
-fn callers(context: &Context, setup: &Setup) -> Region {
-    let base = Framework::on(setup.device).allocate(setup.bytes);
-    // SAFETY: the memory is never freed.
-    unsafe { context.register_device(base, setup.bytes, Arc::new(())) }.unwrap()
+impl Kind {
+    /// A region of such memory, which is never freed if it is the caller's.
+    pub(crate) fn region(self, context: &Context, device: u32, bytes: u64) -> Region {
+        match self {
+            Self::Allocated => context.allocate_device(bytes).unwrap(),
+            Self::Callers => {
+                let base = Framework::on(device).allocate(bytes);
+                // SAFETY: the memory is never freed.
+                unsafe { context.register_device(base, bytes, Arc::new(())) }.unwrap()
+            }
+            Self::Host => context.allocate(bytes).unwrap(),
+            Self::CallersHost => {
+                let base = NonNull::from(vec![0u8; bytes as usize].leak()).cast();
+                // SAFETY: the memory is never freed, and reached through the region alone.
+                unsafe { context.register(base, bytes, Arc::new(())) }.unwrap()
+            }
+        }
+    }
 }

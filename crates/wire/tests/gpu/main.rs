@@ -1,5 +1,6 @@
 //! GPU memory of one process copied into that of another: every byte checked against an oracle of plain loops, on one GPU and
-//! on two, with a target that dies. All of it needs a GPU: `ci/gpu-test`.
+//! on two, with a target that dies. All of it needs a GPU: `ci/gpu-test`. What does not need much of one is run without, too:
+//! see [`fake`].
 #![allow(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,
@@ -8,7 +9,9 @@
 
 mod child;
 mod end;
+mod fake;
 mod framework;
 mod killed;
+mod lists;
 mod plan;
 mod right;

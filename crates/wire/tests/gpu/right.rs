@@ -89,7 +89,7 @@ fn landing_in_another_process() {
 #[test]
 #[ignore = "needs CUDA"]
 fn landing_in_memory_of_the_callers() {
-    let mut target = Target::start(&Setup { kind: Kind::Callers, ..Setup::new(BYTES) });
+    let mut target = Target::start(&Setup { kinds: vec![Kind::Callers], ..Setup::new(BYTES) });
     let end = End::start(None, None, BYTES);
     check_sizes(&end, &mut target);
     let (endpoint, remote) = end.connect(&target);
@@ -207,7 +207,7 @@ fn two_sources_share_a_slab() {
 #[test]
 #[ignore = "needs CUDA"]
 fn from_a_gpu_into_host_memory() {
-    let mut target = Target::start(&Setup { kind: Kind::Host, ..Setup::new(BYTES) });
+    let mut target = Target::start(&Setup { kinds: vec![Kind::Host], ..Setup::new(BYTES) });
     let end = End::start(None, None, BYTES);
     check_sizes(&end, &mut target);
 }
