@@ -11,14 +11,16 @@ use std::time::{Instant, UNIX_EPOCH};
 use crossbeam::channel::Sender;
 use kvferry_layout::PageTable;
 use kvferry_match::Plan;
-use kvferry_wire::{Context, EndpointId, Event, PutError, Region, Status, TransferId, TransferStats};
+use kvferry_wire::{
+    Context, EndpointId, Event, Permit, Permitted, PutError, Region, Status, TransferId, TransferStats,
+};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::card::Card;
 use crate::completion::Completion;
 use crate::core::{Action, Core, Handle, LinkId, PartSpec, PutId, Ticket, ToVerify};
 use crate::error::{ConnectError, PushError};
-use crate::message::{Hello, Message, RequestKey};
+use crate::message::{Hello, Message, RequestKey, Serial};
 use crate::options::EngineOptions;
 use crate::peer::WirePeer;
 use crate::report::{Received, Sent};
@@ -57,6 +59,8 @@ pub(crate) struct State {
     pub(crate) next_link: u32,
     /// Writes that test a connection.
     pub(crate) probes: BTreeMap<TransferId, Sender<Result<TransferStats, PutError>>>,
+    /// What is being cut off, and how many workers have yet to say that they have.
+    revoking: BTreeMap<(u64, Serial), usize>,
     /// When the control thread looks next, unless it is told to look sooner.
     pub(crate) armed: Option<Instant>,
     pub(crate) stopped: bool,
@@ -127,6 +131,7 @@ impl Shared {
             sends: BTreeMap::new(),
             next_link: 0,
             probes: BTreeMap::new(),
+            revoking: BTreeMap::new(),
             armed: None,
             stopped: false,
         };
@@ -211,20 +216,25 @@ impl Shared {
                     tracing::error!(epoch, %error, "a message was not sent");
                 }
             }
-            Action::Put { epoch, put, plan, then } => {
+            Action::Put { epoch, put, plan, then, serial, inbox_only } => {
                 let (Some(peer), Some(own)) = (state.peers.get_mut(&epoch), &state.published) else { return };
                 let (endpoint, parts) = (peer.endpoint, peer.parts(&own.table, &own.regions, &plan));
+                let permitted = Permitted { permit: Permit(serial.0), inbox_only };
+                let report = then.map(|message| message.encode());
                 let worker = self.workers().get(peer.worker);
-                let posted = match then.map(|message| message.encode()) {
-                    Some((kind, payload)) => worker.put_then_report(endpoint, TransferId(put.0), parts, kind, payload),
-                    None => worker.put(endpoint, TransferId(put.0), parts),
-                };
+                let posted = worker.put_permitted(endpoint, TransferId(put.0), parts, permitted, report);
                 if let Err(error) = posted {
                     actions.extend(state.core.put_refused(Instant::now(), put, error));
                 }
             }
             Action::CancelPut { put } => {
                 self.workers().cancel(TransferId(put.0));
+            }
+            Action::Permit { epoch, serial } => self.workers().permit(epoch, Permit(serial.0)),
+            Action::Expire { epoch, serial } => self.workers().expire(epoch, Permit(serial.0)),
+            Action::Revoke { epoch, serial } => {
+                let asked = self.workers().revoke(epoch, Permit(serial.0));
+                state.revoking.insert((epoch, serial), asked);
             }
             Action::Dial { epoch } => self.leave(Chore::Dial { epoch }),
             Action::Introduce { link, old, epoch, hello } => self.leave(Chore::Introduce { link, old, epoch, hello }),
@@ -315,6 +325,8 @@ impl State {
                 None => Vec::new(),
             },
             Event::Progress { transfer, bytes } => self.core.put_progress(now, PutId(transfer.0), bytes),
+            Event::TakesInbox { transfer } => self.core.put_takes_inbox(PutId(transfer.0)),
+            Event::Revoked { epoch, permit } => self.revoked(epoch, Serial(permit.0)),
             Event::TransferDone { transfer, result } => match self.probes.remove(&transfer) {
                 Some(asker) => {
                     let _ = asker.send(result); // whoever asked has given up
@@ -324,6 +336,17 @@ impl State {
             },
             _ => Vec::new(),
         }
+    }
+
+    /// A worker has cut something off.
+    fn revoked(&mut self, epoch: u64, serial: Serial) -> Vec<Action> {
+        let Some(asked) = self.revoking.get_mut(&(epoch, serial)) else { return Vec::new() };
+        *asked -= 1;
+        if *asked > 0 {
+            return Vec::new();
+        }
+        self.revoking.remove(&(epoch, serial));
+        self.core.revoked(epoch, serial)
     }
 
     fn endpoint_failed(&mut self, now: Instant, endpoint: EndpointId, status: Status) -> Vec<Action> {

@@ -7,7 +7,7 @@
 use std::time::Instant;
 
 use kvferry_layout::Digest;
-use kvferry_wire::{Context, Event, OpenError, TransferId, Worker};
+use kvferry_wire::{Context, Event, OpenError, Permit, TransferId, Worker};
 
 use crate::card::Card;
 use crate::options::EngineOptions;
@@ -68,6 +68,24 @@ impl Workers {
         for worker in &self.all {
             let _ = worker.cancel(transfer); // stopped: ended with everything else
         }
+    }
+
+    /// See [`Worker::permit`]. A peer that is forgotten has no worker of its own any more, so all of them are asked.
+    pub(crate) fn permit(&self, epoch: u64, permit: Permit) {
+        self.all.iter().for_each(|worker| worker.permit(epoch, permit));
+    }
+
+    /// See [`Worker::expire`].
+    pub(crate) fn expire(&self, epoch: u64, permit: Permit) {
+        self.all.iter().for_each(|worker| worker.expire(epoch, permit));
+    }
+
+    /// See [`Worker::revoke`]. Returns how many workers will answer: the permit is revoked when the last has.
+    pub(crate) fn revoke(&self, epoch: u64, permit: Permit) -> usize {
+        for worker in &self.all {
+            let _ = worker.revoke(epoch, permit); // stopped: it lets nothing in, and nobody waits for it
+        }
+        self.all.len()
     }
 
     /// Has what was commanded carried out: see [`Worker::carry_out`].

@@ -225,6 +225,7 @@ impl Connection {
         Facts {
             forced: context.options().route,
             pulled: work.direction == Direction::Get,
+            inbox_only: work.inbox_only(),
             bytes: work.size.bytes,
             runs: work.size.runs,
             target_mapped: self.targets(work).is_some(),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::cuda::event::CudaEvent;
 use crate::endpoint::RemoteRegion;
 use crate::error::TransferError;
+use crate::permits::{Permit, Permitted};
 use crate::pieces::{HighestSlots, Piece, Shape, Size, SlotPair, Span};
 use crate::region::{MemoryKind, Region};
 
@@ -48,6 +49,7 @@ pub(crate) struct Work {
     pub(crate) size: Size,
     /// What a GPU has to reach before the local side is read.
     pub(crate) ready: Option<CudaEvent>,
+    pub(crate) permitted: Option<Permitted>,
 }
 
 impl Work {
@@ -74,7 +76,17 @@ impl Work {
             locals.push(part.local);
             remotes.push(part.remote);
         }
-        Ok(Self { direction, shapes, locals, remotes, size, ready: None })
+        Ok(Self { direction, shapes, locals, remotes, size, ready: None, permitted: None })
+    }
+
+    /// What the target is told that the transfer belongs to.
+    pub(crate) fn permit(&self) -> Option<Permit> {
+        self.permitted.map(|permitted| permitted.permit)
+    }
+
+    /// Whether it takes the inbox or none.
+    pub(crate) fn inbox_only(&self) -> bool {
+        self.permitted.is_some_and(|permitted| permitted.inbox_only)
     }
 
     /// Whether a GPU's memory is on either side.
