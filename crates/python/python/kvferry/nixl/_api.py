@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any, Optional, Union
+from typing import Any, Optional, TypeVar, Union, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,7 @@ nixl_backend_handle = int
 Message = Union[bytes, str]
 Name = Union[str, bytes]
 Indices = Union[Sequence[int], npt.NDArray[Any]]
+L = TypeVar("L", nixlBind.nixlXferDList, nixlBind.nixlRegDList)
 
 
 class nixl_thread_sync_t(Enum):
@@ -249,14 +250,14 @@ class nixl_agent:
 
     # Memory.
 
-    def get_reg_descs(self, descs: Descs, mem_type: Optional[str] = None) -> Optional[nixlBind.nixlRegDList]:
+    def get_reg_descs(self, descs: Descs, mem_type: Optional[str] = None) -> nixlBind.nixlRegDList:
         """Descriptors of memory to register: of a tensor or an array, a list of them, an array ``[N, 3]``, or tuples of four
         with ``mem_type``. ``None``, and a message in the log, for something else."""
-        return reg_descs(descs, self._mem_type(mem_type))
+        return cast(nixlBind.nixlRegDList, reg_descs(descs, self._mem_type(mem_type)))
 
-    def get_xfer_descs(self, descs: Descs, mem_type: Optional[str] = None) -> Optional[nixlBind.nixlXferDList]:
+    def get_xfer_descs(self, descs: Descs, mem_type: Optional[str] = None) -> nixlBind.nixlXferDList:
         """Descriptors of one side of a transfer, likewise, of tuples of three."""
-        return xfer_descs(descs, self._mem_type(mem_type))
+        return cast(nixlBind.nixlXferDList, xfer_descs(descs, self._mem_type(mem_type)))
 
     def _mem_type(self, name: Optional[str]) -> Optional[nixlBind.nixl_mem_t]:
         return None if name is None else self.nixl_mems[name]
@@ -526,7 +527,8 @@ def _on_gpu(kind: nixlBind.nixl_mem_t) -> bool:
     return kind == nixlBind.VRAM_SEG
 
 
-def _given(descs: Any) -> Any:
+def _given(descs: L) -> L:
+    """The list that was made of what a caller has handed over, if one could be."""
     if descs is None:
         raise nixlInvalidParamError("these are no descriptors: the log says why", "Descriptors")
     return descs

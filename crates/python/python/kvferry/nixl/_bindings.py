@@ -9,20 +9,18 @@ from typing import Any, Union
 import numpy as np
 import numpy.typing as npt
 
-from ._errors import (
-    nixlBackendError,
-    nixlCancelledError,
-    nixlInvalidParamError,
-    nixlMismatchError,
-    nixlNotAllowedError,
-    nixlNotFoundError,
-    nixlNotPostedError,
-    nixlNotSupportedError,
-    nixlNoTelemetryError,
-    nixlRemoteDisconnectError,
-    nixlRepostActiveError,
-    nixlUnknownError,
-)
+from ._errors import nixlBackendError as nixlBackendError
+from ._errors import nixlCancelledError as nixlCancelledError
+from ._errors import nixlInvalidParamError as nixlInvalidParamError
+from ._errors import nixlMismatchError as nixlMismatchError
+from ._errors import nixlNotAllowedError as nixlNotAllowedError
+from ._errors import nixlNotFoundError as nixlNotFoundError
+from ._errors import nixlNotPostedError as nixlNotPostedError
+from ._errors import nixlNotSupportedError as nixlNotSupportedError
+from ._errors import nixlNoTelemetryError as nixlNoTelemetryError
+from ._errors import nixlRemoteDisconnectError as nixlRemoteDisconnectError
+from ._errors import nixlRepostActiveError as nixlRepostActiveError
+from ._errors import nixlUnknownError as nixlUnknownError
 
 Rows = npt.NDArray[np.uint64]
 
@@ -236,9 +234,9 @@ class nixlRegDList(_DList):
 
     def __eq__(self, other: object) -> bool:
         equal = super().__eq__(other)
-        return equal if equal is NotImplemented else equal and self._meta == other._meta  # type: ignore[attr-defined]
+        return equal and self._meta == other._meta if isinstance(other, nixlRegDList) else equal
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._type, list(self))
@@ -279,5 +277,3 @@ class nixlXferTelemetry:
     def __repr__(self) -> str:
         return f"nixlXferTelemetry({', '.join(f'{name}={getattr(self, name)!r}' for name in self.__slots__)})"
 
-
-__all__ = [name for name in dir() if name.startswith(("nixl", "NIXL", "HAVE", "DEFAULT")) or name.endswith("_SEG")]

@@ -20,54 +20,68 @@ Descs = Any
 L = TypeVar("L", nixlBind.nixlXferDList, nixlBind.nixlRegDList)
 
 
+class Refused(ValueError):
+    """Something that is no list of descriptors. Callers of NIXL's interface get ``None``, and find this in the log."""
+
+
 def xfer_descs(descs: Descs, mem_type: Optional[nixlBind.nixl_mem_t]) -> Optional[nixlBind.nixlXferDList]:
-    return _list(nixlBind.nixlXferDList, descs, mem_type)
+    try:
+        return _list(nixlBind.nixlXferDList, descs, mem_type)
+    except Refused as refused:
+        logger.error("%s", refused)
+        return None
 
 
 def reg_descs(descs: Descs, mem_type: Optional[nixlBind.nixl_mem_t]) -> Optional[nixlBind.nixlRegDList]:
-    listed = _list(nixlBind.nixlRegDList, descs, mem_type)
-    if listed is not None and listed is not descs and (_is_tensor(descs) or (len(descs) and _is_tensor(descs[0]))):
+    try:
+        listed = _list(nixlBind.nixlRegDList, descs, mem_type)
+    except Refused as refused:
+        logger.error("%s", refused)
+        return None
+    if listed is not descs and (_is_tensor(descs) or (len(descs) and _is_tensor(descs[0]))):
         listed.owner = descs
     return listed
 
 
-def _list(kind: type[L], descs: Descs, mem_type: Optional[nixlBind.nixl_mem_t]) -> Optional[L]:
+def _list(kind: type[L], descs: Descs, mem_type: Optional[nixlBind.nixl_mem_t]) -> L:
     width = 4 if kind is nixlBind.nixlRegDList else 3
     if isinstance(descs, kind):
         return descs
     if isinstance(descs, (nixlBind.nixlXferDList, nixlBind.nixlRegDList)):
-        return _refuse("%s in place of a %s", type(descs).__name__, kind.__name__)
+        raise Refused(f"{type(descs).__name__} in place of a {kind.__name__}")
     if _is_tensor(descs):
         return _of_tensors(kind, [descs])
     if isinstance(descs, np.ndarray):
         if mem_type is None:
-            return _refuse("descriptors in an array say nothing of their memory: mem_type does")
+            raise Refused("descriptors in an array say nothing of their memory: mem_type does")
         if descs.ndim != 2 or descs.shape[1] != 3:
-            return _refuse("an array of descriptors is [N, 3], not %s", list(descs.shape))
+            raise Refused(f"an array of descriptors is [N, 3], not {list(descs.shape)}")
         return kind(mem_type, descs)
     if not isinstance(descs, Sequence):
-        return _refuse("%s is no list of descriptors", type(descs).__name__)
+        raise Refused(f"{type(descs).__name__} is no list of descriptors")
     if len(descs) == 0:
-        return _refuse("no descriptors") if mem_type is None else kind(mem_type)
+        if mem_type is None:
+            raise Refused("no descriptors")
+        return kind(mem_type)
     if _is_tensor(descs[0]):
         return _of_tensors(kind, descs)
     if isinstance(descs[0], tuple):
         if mem_type is None:
-            return _refuse("descriptors in tuples say nothing of their memory: mem_type does")
+            raise Refused("descriptors in tuples say nothing of their memory: mem_type does")
         if len(descs[0]) != width:
-            return _refuse("a %s is made of tuples of %d, not %d", kind.__name__, width, len(descs[0]))
+            raise Refused(f"a {kind.__name__} is made of tuples of {width}, not {len(descs[0])}")
         return kind(mem_type, descs)
-    return _refuse("%s is no descriptor", type(descs[0]).__name__)
+    raise Refused(f"{type(descs[0]).__name__} is no descriptor")
 
 
-def _of_tensors(kind: type[L], tensors: Sequence[Any]) -> Optional[L]:
+def _of_tensors(kind: type[L], tensors: Sequence[Any]) -> L:
     device = tensors[0].device
     rows: npt.NDArray[np.uint64] = np.empty((len(tensors), 3), np.uint64)
     for row, tensor in zip(rows, tensors):
         if tensor.device != device:
-            return _refuse("tensors of %s and of %s in one list", device, tensor.device)
+            raise Refused(f"tensors of {device} and of {tensor.device} in one list")
         if not tensor.is_contiguous():
-            return _refuse("a tensor of shape %s has gaps: use contiguous ones", list(tensor.shape))
+            raise Refused(f"a tensor of shape {list(tensor.shape)} has gaps: use contiguous ones")
         row[:] = (tensor.data_ptr(), tensor.numel() * tensor.element_size(), max(tensor.get_device(), 0))
     on_gpu = tensors[0].get_device() != -1
     return kind(nixlBind.VRAM_SEG if on_gpu else nixlBind.DRAM_SEG, rows)
@@ -77,7 +91,3 @@ def _is_tensor(value: Union[object, Any]) -> bool:
     """Whether it is a tensor of torch, which nobody has if torch was not imported."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
-
-
-def _refuse(message: str, *values: object) -> None:
-    logger.error(message, *values)
