@@ -304,6 +304,7 @@ impl Engine {
             asked.push((name, transfer, done));
         }
         drop(state);
+        shared.worker().carry_out();
         for (peer, transfer, done) in asked {
             match done.recv_deadline(deadline) {
                 Ok(Ok(stats)) => tracing::debug!(%peer, route = %stats.route, elapsed = ?stats.elapsed, "bytes arrive"),
@@ -322,6 +323,7 @@ impl Engine {
         for peer in peers {
             let _ = self.shared.worker().close(peer.endpoint); // stopped: closed with everything else
         }
+        self.shared.worker().carry_out();
     }
 
     /// Forgets a link and tells its peers, to whom this rank is lost then.

@@ -191,7 +191,11 @@ impl Shared {
             self.leave(Chore::Look);
         }
         drop(state);
-        after.into_iter().for_each(|then| then());
+        self.worker().carry_out();
+        if !after.is_empty() {
+            after.into_iter().for_each(|then| then());
+            self.worker().interrupt();
+        }
     }
 
     fn perform(&self, state: &mut State, action: Action, actions: &mut Vec<Action>, after: &mut Vec<After>) {
