@@ -40,6 +40,7 @@ mod route;
 mod runs;
 mod service;
 mod share;
+mod stage;
 mod transfer;
 mod worker;
 
@@ -59,6 +60,6 @@ pub use pieces::{Dim, Piece, SlotPair};
 pub use region::{MemoryKind, Region, RegionCard};
 pub use report::{Finding, Report, RouteTrial, TrialError, UcxFound, report};
 pub use route::{Route, RouteReason};
-pub use transfer::Part;
+pub use transfer::{Part, Prepared};
 pub use ucx_sys::{Status, Version};
 pub use worker::Worker;

@@ -1,13 +1,13 @@
 //! Lists of runs at addresses, as connectors that exist today hand them over: checked once, then made into parts.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use thiserror::Error;
 
 use crate::endpoint::RemoteRegion;
 use crate::pieces::{Dim, Piece, SlotPair};
-use crate::region::Region;
+use crate::region::{MemoryKind, Region};
 use crate::transfer::Part;
 
 /// Distances that are tried as the period of a list.
@@ -79,6 +79,20 @@ pub struct List {
     locals: Vec<Region>,
     remotes: Vec<RemoteRegion>,
     entries: Vec<Entry>,
+    /// What all of the entries are, if they are alike and a GPU moves them.
+    alike: Option<Alike>,
+    whole: OnceLock<Vec<Part>>,
+}
+
+/// Entries of one length between one local and one remote region, as slots of one pool: what is chosen of them is a part as it
+/// is. A kernel gains nothing from neighbours that are joined or rows that are found.
+#[derive(Clone, Debug)]
+struct Alike {
+    local: u32,
+    remote: u32,
+    stride: Start,
+    pieces: Arc<[Piece]>,
+    pairs: Arc<[SlotPair]>,
 }
 
 /// A pair of runs, as offsets into the regions of these numbers.
@@ -118,7 +132,10 @@ impl List {
                 to: found_there.1,
             });
         }
-        Ok(Self { locals, remotes, entries })
+        let on_gpu = locals.iter().any(|region| region.kind() == MemoryKind::Cuda)
+            || remotes.iter().any(|region| region.kind() == MemoryKind::Cuda);
+        let alike = if on_gpu { Alike::of(&entries) } else { None };
+        Ok(Self { locals, remotes, entries, alike, whole: OnceLock::new() })
     }
 
     /// Entries.
@@ -133,10 +150,14 @@ impl List {
         self.entries.is_empty()
     }
 
-    /// All of it, for [`Worker::put`](crate::Worker::put). Time and memory grow with the entries.
+    /// All of it, for [`Worker::put`](crate::Worker::put). Time and memory grow with the entries, the first time.
     #[must_use]
     pub fn parts(&self) -> Vec<Part> {
-        self.make(self.entries.iter().copied())
+        let whole = || match &self.alike {
+            Some(alike) => vec![self.part(alike, alike.pairs.clone())],
+            None => self.make(self.entries.iter().copied()),
+        };
+        self.whole.get_or_init(whole).clone()
     }
 
     /// The entries of these numbers, in any order.
@@ -149,7 +170,26 @@ impl List {
         if let Some((place, index)) = indices.iter().copied().enumerate().find(|(_, index)| *index >= entries) {
             return Err(ListError::Index { place, index, entries });
         }
-        Ok(self.make(indices.iter().map(|index| self.entries[*index])))
+        if indices.len() == entries && indices.iter().enumerate().all(|(place, index)| place == *index) {
+            return Ok(self.parts());
+        }
+        Ok(match &self.alike {
+            Some(alike) => vec![self.part(alike, indices.iter().map(|index| alike.pairs[*index]).collect())],
+            None => self.make(indices.iter().map(|index| self.entries[*index])),
+        })
+    }
+
+    fn part(&self, alike: &Alike, pairs: Arc<[SlotPair]>) -> Part {
+        Part {
+            local: self.locals[alike.local as usize].clone(),
+            local_base: 0,
+            local_slot_stride: alike.stride.0,
+            remote: self.remotes[alike.remote as usize],
+            remote_base: 0,
+            remote_slot_stride: alike.stride.1,
+            pieces: alike.pieces.clone(),
+            pairs,
+        }
     }
 
     fn make(&self, entries: impl Iterator<Item = Entry>) -> Vec<Part> {
@@ -170,6 +210,21 @@ impl List {
             }
         }
         parts
+    }
+}
+
+impl Alike {
+    fn of(entries: &[Entry]) -> Option<Self> {
+        let first = entries.first().filter(|first| first.bytes > 0)?;
+        let kind = |entry: &Entry| (entry.local, entry.remote, entry.bytes);
+        if entries.iter().any(|entry| kind(entry) != kind(first)) {
+            return None;
+        }
+        let starts: Vec<Start> = entries.iter().map(|entry| (entry.from, entry.to)).collect();
+        let mut pools = slots(&starts);
+        let Slots { stride, pairs, .. } = pools.pop().filter(|_| pools.is_empty())?;
+        let pieces = [Piece { local_offset: 0, remote_offset: 0, run_bytes: first.bytes, dims: [Dim::ONE; 2] }].into();
+        Some(Self { local: first.local, remote: first.remote, stride, pieces, pairs: pairs.into() })
     }
 }
 

@@ -33,6 +33,7 @@ use crate::process::Process;
 use crate::raw::{Closing, Inbound, RawWorker};
 use crate::region::RegionCard;
 use crate::service::Service;
+use crate::stage::stage;
 use crate::transfer::Work;
 
 /// Commands taken between two looks at UCX.
@@ -276,15 +277,18 @@ impl Progress {
             Command::Send { endpoint, kind, payload } => {
                 if let Some(connection) = self.connections.get(&endpoint) {
                     connection.send(&sender, kind, &payload);
+                    stage!("frame sent");
                 }
             }
             Command::Put(Posted { endpoint, transfer, work, notice }) => {
+                stage!("taken");
                 let stream = StreamId(self.next_stream);
                 self.next_stream += 1;
                 let connection = self.connections.get_mut(&endpoint);
                 let means = Means { context: &self.context, copiers: &self.copiers, gpu: self.gpu.as_ref() };
                 let transfer = InFlight::new(endpoint, transfer, work, &means, connection, stream);
                 self.transfers.push((transfer, notice));
+                stage!("started");
             }
             Command::Cancel { transfer } => {
                 let named = self.transfers.iter_mut().map(|(in_flight, _)| in_flight);
@@ -367,11 +371,13 @@ impl Progress {
             }
             match ended {
                 Some(result) => {
+                    stage!("ended");
                     let (ended, notice) = self.transfers.swap_remove(index);
                     if let (Some(notice), Ok(_)) = (notice, &result)
                         && let Some(connection) = self.connections.get(&ended.endpoint)
                     {
                         connection.send(&sender, notice.kind, &notice.payload);
+                        stage!("notice sent");
                     }
                     self.tell(Event::TransferDone { transfer: ended.transfer, result });
                 }
@@ -404,7 +410,10 @@ impl Progress {
             let Some(message) = self.inbound.pop_front() else { break };
             let parsed = message.take().map_err(|bytes| FrameError::Size { bytes });
             match parsed.and_then(|message| frame::parse(self.epoch, message)) {
-                Ok((Audience::Caller, frame)) => self.tell(Event::Frame(frame)),
+                Ok((Audience::Caller, frame)) => {
+                    stage!("frame heard");
+                    self.tell(Event::Frame(frame));
+                }
                 Ok((Audience::Worker, frame)) => self.hear(&frame),
                 Err(error) => self.tell(Event::BadFrame(error)),
             }

@@ -37,7 +37,6 @@ macro_rules! handles {
         // SAFETY: as above.
         unsafe impl Sync for $name {}
 
-        #[allow(dead_code, reason = "not every handle is ever none")]
         impl $name {
             pub(crate) const NONE: Self = Self(std::ptr::null_mut());
         }
@@ -193,6 +192,9 @@ functions! {
     stream_destroy = "cuStreamDestroy_v2"(stream: RawStream);
     stream_synchronize = "cuStreamSynchronize"(stream: RawStream);
     stream_wait = "cuStreamWaitEvent"(stream: RawStream, event: RawEvent, flags: c_uint);
+    event_create = "cuEventCreate"(event: *mut RawEvent, flags: c_uint);
+    event_destroy = "cuEventDestroy_v2"(event: RawEvent);
+    event_record = "cuEventRecord"(event: RawEvent, stream: RawStream);
     stream_query = "cuStreamQuery"(stream: RawStream);
     module_load = "cuModuleLoadData"(module: *mut RawModule, image: *const c_void);
     module_function = "cuModuleGetFunction"(function: *mut RawFunction, module: RawModule, name: *const c_char);
@@ -317,6 +319,7 @@ pub(crate) mod constant {
     pub(crate) const MEMORY_DEVICE: u32 = 2;
     pub(crate) const HOST_PORTABLE_MAPPED: c_uint = 1 | 2;
     pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
+    pub(crate) const EVENT_NO_TIMING: c_uint = 2;
 }
 
 #[cfg(test)]
