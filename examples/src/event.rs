@@ -1,5 +1,8 @@
 //! What a rank's process says while it works: one JSON object a line on standard output.
 
+use std::collections::BTreeSet;
+
+use kvferry_wire::TransferStats;
 use serde::{Deserialize, Serialize};
 
 use crate::check::Verified;
@@ -60,14 +63,20 @@ pub struct Pair {
     pub rows: u64,
     /// Strided pieces, over all slot pairs; a receiver does not know.
     pub pieces: Option<u64>,
-    /// Contiguous runs, over all slot pairs; a receiver does not know.
-    pub runs: Option<u64>,
+    /// Contiguous runs, over all slot pairs.
+    pub runs: u64,
     /// Bytes, by the count of whoever says so.
     pub bytes: u64,
-    /// How they went; a receiver does not know.
-    pub route: Option<String>,
+    /// How they went, in alphabetical order; empty if there were none.
+    pub route: String,
     /// A sender: from the first write to the flush behind the last. A receiver: from asking to being told.
     pub elapsed_ms: f64,
+}
+
+/// The names of the routes that bytes took.
+pub fn routes(carried: &[TransferStats]) -> String {
+    let names: BTreeSet<String> = carried.iter().map(|of| of.route.to_string()).collect();
+    Vec::from_iter(names).join(", ")
 }
 
 impl Pair {

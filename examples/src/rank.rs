@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
-use kvferry::{Engine, EngineOptions, InstanceCard, Link, RequestKey, Transfer};
+use kvferry::{Engine, EngineOptions, InstanceCard, InstanceCardError, Link, RequestKey, Transfer};
 use kvferry_layout::{MemoryKind, PageTable, PoolId, Slot};
 use kvferry_match::BlockMap;
 use kvferry_wire::{CudaOpenError, CudaOptions, Region, RegionError, cuda_devices};
@@ -56,6 +56,16 @@ pub struct PoolError {
     pub offset: u64,
     /// Why.
     pub source: RegionError,
+}
+
+/// The ranks of one side are no instance.
+#[derive(Debug, thiserror::Error)]
+#[error("cards of the {side} instance")]
+pub struct CardsError {
+    /// Which.
+    pub side: Side,
+    /// Why.
+    pub source: InstanceCardError,
 }
 
 /// Runs one rank's program, whatever its side: `work` is given what says how it goes, and the place for its engine.
@@ -152,7 +162,8 @@ impl<'a> Rank<'a> {
         let of_part = |side: Side, cards: Vec<Vec<u8>>| {
             let part = job.part(side);
             let of_part = (0..).zip(cards).filter(|(rank, _)| part.contains(rank)).map(|(_, card)| card);
-            InstanceCard::new(part.iter().copied(), of_part).map_err(Failure::failed)
+            let card = InstanceCard::new(part.iter().copied(), of_part);
+            card.map_err(|source| Failure::failed(CardsError { side, source }))
         };
         let link = if job.part(member.side).contains(&member.rank) {
             let senders = of_part(Side::Sender, cards.senders)?;

@@ -8,7 +8,7 @@ use kvferry::Engine;
 use kvferry_layout::PoolId;
 
 use crate::check::check;
-use crate::event::{Event, Pair, Phase};
+use crate::event::{Event, Pair, Phase, routes};
 use crate::failure::{self, Failure};
 use crate::meet::{Member, Side};
 use crate::options::{ReceiverOptions, parse};
@@ -49,9 +49,9 @@ fn run(member: Member, options: &ReceiverOptions, voice: &mut Voice, engine: &On
             destination_rank: member.rank,
             rows: received.rows,
             pieces: None,
-            runs: None,
+            runs: received.carried.iter().map(|carried| carried.runs).sum(),
             bytes: received.bytes,
-            route: None,
+            route: routes(&received.carried),
             elapsed_ms: received.elapsed.as_secs_f64() * 1e3,
         }));
     }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use kvferry::Engine;
 
-use crate::event::{Event, Pair};
+use crate::event::{Event, Pair, routes};
 use crate::failure::{self, Failure};
 use crate::meet::{Member, Side};
 use crate::options::{SenderOptions, parse};
@@ -34,9 +34,9 @@ fn run(member: Member, options: &SenderOptions, voice: &mut Voice, engine: &Once
             destination_rank: sent.rank,
             rows: sent.rows,
             pieces: Some(sent.pieces),
-            runs: Some(sent.runs),
+            runs: sent.runs,
             bytes: sent.bytes,
-            route: Some(sent.route.to_string()),
+            route: routes(&sent.carried),
             elapsed_ms: sent.elapsed.as_secs_f64() * 1e3,
         }));
     }

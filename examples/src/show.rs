@@ -48,7 +48,7 @@ impl Summary {
                 pair.rows.to_string(),
                 or_dash(&pair.pieces),
                 pair.bytes.to_string(),
-                or_dash(&pair.route),
+                pair.route.clone(),
                 format!("{:.2}", pair.gb_per_s()),
                 format!("{:.1}", pair.elapsed_ms),
             ]);

@@ -304,6 +304,7 @@ impl Engine {
             asked.push((name, transfer, done));
         }
         drop(state);
+        shared.worker().carry_out();
         for (peer, transfer, done) in asked {
             match done.recv_deadline(deadline) {
                 Ok(Ok(stats)) => tracing::debug!(%peer, route = %stats.route, elapsed = ?stats.elapsed, "bytes arrive"),
@@ -322,6 +323,7 @@ impl Engine {
         for peer in peers {
             let _ = self.shared.worker().close(peer.endpoint); // stopped: closed with everything else
         }
+        self.shared.worker().carry_out();
     }
 
     /// Forgets a link and tells its peers, to whom this rank is lost then.
@@ -385,6 +387,7 @@ impl Engine {
         state.receives.insert(key, completion.clone());
         let slots = block_maps.iter().flat_map(BlockMap::slots).flatten().count();
         self.shared.telemetry.receive_begun(key, &tokens, slots, posted);
+        state.core.receive_posted_in(key, posted.elapsed());
         self.shared.act(state, actions);
         self.shared.telemetry.posted(Side::Destination, posted.elapsed());
         Ok(Transfer::new(completion, Arc::downgrade(&self.shared), Handle::Receive(key)))

@@ -5,9 +5,12 @@ use std::ops::Range;
 
 use kvferry_layout::Digest;
 use kvferry_match::BlockMap;
+use kvferry_wire::TransferStats;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+
+use crate::report::carry;
 
 /// Names one try at one request. The two instances agree on it outside of kvferry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -100,6 +103,8 @@ pub(crate) struct Done {
     pub(crate) bytes: u64,
     /// Digest of the plan that was carried out.
     pub(crate) plan: Digest,
+    /// How they went. Of the last write the wire adds it, behind the message.
+    pub(crate) carried: Vec<TransferStats>,
     /// What the sender's user adds.
     pub(crate) note: Vec<u8>,
     /// Checksums of what was sent, if the source makes any.
@@ -231,7 +236,7 @@ impl Message {
             1 => Self::Hello(fields(kind, payload)?),
             2 => Self::Want(fields(kind, payload)?),
             3 => Self::Moved(fields(kind, payload)?),
-            4 => Self::Done(fields(kind, payload)?),
+            4 => Self::Done(done(kind, payload)?),
             5 => Self::DoneAck(fields(kind, payload)?),
             6 => Self::Refused(fields(kind, payload)?),
             7 => Self::Welcome(fields(kind, payload)?),
@@ -258,12 +263,30 @@ fn fields<T: DeserializeOwned>(kind: u16, payload: &[u8]) -> Result<T, MessageEr
     }
 }
 
+/// A report, which the statistics of the last write may follow.
+fn done(kind: u16, payload: &[u8]) -> Result<Done, MessageError> {
+    let unreadable = MessageError::Payload { kind };
+    let (mut done, last) = postcard::take_from_bytes::<Done>(payload).map_err(|_| unreadable)?;
+    if !last.is_empty() {
+        carry(&mut done.carried, TransferStats::from_bytes(last).ok_or(unreadable)?);
+    }
+    Ok(done)
+}
+
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use kvferry_layout::Slot;
+    use kvferry_wire::{Route, RouteReason};
     use proptest::prelude::*;
 
     use super::*;
+
+    fn stats() -> TransferStats {
+        let (route, reason) = (Route::Landing, RouteReason::Forced);
+        TransferStats { bytes: 3, runs: 2, elapsed: Duration::from_micros(5), route, reason }
+    }
 
     #[test]
     fn every_message_survives_the_wire() {
@@ -283,6 +306,7 @@ mod tests {
                 about,
                 bytes: u64::MAX,
                 plan: Digest(6),
+                carried: vec![stats()],
                 note: vec![7],
                 checks: vec![PartCheck { tokens: 0..16, layers: Some(2..3), sums: vec![1, 2] }],
             }),
@@ -297,6 +321,20 @@ mod tests {
             let (kind, payload) = message.encode();
             assert_eq!(Message::decode(kind, &payload), Ok(message));
         }
+    }
+
+    #[test]
+    fn what_the_wire_adds_to_a_report_is_a_part_of_it() {
+        let about = About { key: RequestKey { request: 7, attempt: 2 }, serial: Serial(3) };
+        let report =
+            |carried| Message::Done(Done { about, bytes: 9, plan: Digest(6), carried, note: vec![], checks: vec![] });
+        let (kind, payload) = report(vec![stats()]).encode();
+        let with = |last: TransferStats| [payload.clone(), postcard::to_allocvec(&last).unwrap()].concat();
+        let same = TransferStats { bytes: 6, runs: 4, elapsed: Duration::from_micros(10), ..stats() };
+        assert_eq!(Message::decode(kind, &with(stats())), Ok(report(vec![same])));
+        let other = TransferStats { route: Route::Direct, reason: RouteReason::TargetMapped, ..stats() };
+        assert_eq!(Message::decode(kind, &with(other)), Ok(report(vec![stats(), other])));
+        assert_eq!(Message::decode(kind, &[payload, vec![1]].concat()), Err(MessageError::Payload { kind }));
     }
 
     #[test]

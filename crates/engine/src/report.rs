@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use kvferry_wire::{Route, RouteReason};
+use kvferry_wire::TransferStats;
 
 /// What this rank has written to one destination rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sent {
     /// The destination rank.
     pub rank: u32,
@@ -17,24 +17,23 @@ pub struct Sent {
     pub runs: u64,
     /// Bytes, equal to the destination's own count.
     pub bytes: u64,
-    /// The way they took; of a send in parts, the last one.
-    pub route: Route,
-    /// Why they took that way.
-    pub reason: RouteReason,
+    /// The ways that they took, and why: one entry a route and reason, of which a send in parts may have several.
+    pub carried: Vec<TransferStats>,
     /// On the wire: from the start of a write until its bytes were there, over all writes.
     pub elapsed: Duration,
     /// Where the time went.
     pub times: Times,
 }
 
-/// Where the time of a send went.
+/// Where the time of a request went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
     /// In the call that posted it.
     pub posting: Duration,
-    /// From then until the destination had said where to.
+    /// From then on. Of a send: until the destination had said where to. Of a receive: until the source began to write, as far
+    /// as this side can tell.
     pub queued: Duration,
-    /// From the end of the last write until the destination had agreed.
+    /// From the end of the last write, of which a receive hears by the source's report, until this rank and its peer had agreed.
     pub settling: Duration,
     /// From the post to the end.
     pub total: Duration,
@@ -49,8 +48,24 @@ pub struct Received {
     pub rows: u64,
     /// Bytes by this rank's own count.
     pub bytes: u64,
+    /// The ways that they took, and why, as the source says: one entry a route and reason.
+    pub carried: Vec<TransferStats>,
     /// From the post of the receive to the source's report.
     pub elapsed: Duration,
+    /// Where the time went.
+    pub times: Times,
     /// What the sender's user added: see [`PartSpec::note`](crate::PartSpec::note).
     pub note: Vec<u8>,
+}
+
+/// Adds what one write has moved.
+pub(crate) fn carry(carried: &mut Vec<TransferStats>, stats: TransferStats) {
+    match carried.iter_mut().find(|of| (of.route, of.reason) == (stats.route, stats.reason)) {
+        Some(of) => {
+            of.bytes = of.bytes.saturating_add(stats.bytes);
+            of.runs = of.runs.saturating_add(stats.runs);
+            of.elapsed = of.elapsed.saturating_add(stats.elapsed);
+        }
+        None => carried.push(stats),
+    }
 }

@@ -191,7 +191,11 @@ impl Shared {
             self.leave(Chore::Look);
         }
         drop(state);
-        after.into_iter().for_each(|then| then());
+        self.worker().carry_out();
+        if !after.is_empty() {
+            after.into_iter().for_each(|then| then());
+            self.worker().interrupt();
+        }
     }
 
     fn perform(&self, state: &mut State, action: Action, actions: &mut Vec<Action>, after: &mut Vec<After>) {
@@ -208,7 +212,7 @@ impl Shared {
                 let (endpoint, parts) = (peer.endpoint, peer.parts(&own.table, &own.regions, &plan));
                 let posted = match then.map(|message| message.encode()) {
                     Some((kind, payload)) => {
-                        self.worker().put_then_send(endpoint, TransferId(put.0), parts, kind, payload)
+                        self.worker().put_then_report(endpoint, TransferId(put.0), parts, kind, payload)
                     }
                     None => self.worker().put(endpoint, TransferId(put.0), parts),
                 };

@@ -7,7 +7,7 @@
 //! | [`REQUEST_SECONDS`] | histogram | seconds from the post to the end, of those that ended well | `side` |
 //! | [`POST_SECONDS`] | histogram | seconds that the call that posts took | `side` |
 //! | [`SENT_BYTES`] | counter | bytes, by the destination's own count | `route`, `reason` |
-//! | [`WRITES`] | counter | parts of sends, each to one destination rank, that ended well | `route`, `reason` |
+//! | [`WRITES`] | counter | parts of sends, each to one destination rank by one route, that ended well | `route`, `reason` |
 //! | [`WRITE_SECONDS`] | histogram | seconds of such a part on the wire | `route` |
 //! | [`RECEIVED_BYTES`] | counter | bytes, by this rank's own count | |
 //! | [`QUARANTINED_SLOTS`] | gauge | slots of receives that have ended and that somebody may still write to | |
@@ -26,7 +26,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use kvferry_match::Side;
-use kvferry_wire::{Route, RouteReason};
+use kvferry_wire::{Route, RouteReason, TransferStats};
 use metrics::{
     Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
@@ -153,10 +153,12 @@ impl Telemetry {
         let _entered = span.enter();
         let Ok(parts) = outcome else { return };
         let mut state = self.state.lock();
-        for Sent { rank, bytes, route, reason, elapsed, .. } in parts {
-            debug!(destination = rank, bytes, %route, %reason, ?elapsed, "sent");
-            let writes = state.writes.entry((*route, *reason)).or_insert_with(|| Writes::new(*route, *reason));
-            writes.add(*bytes, *elapsed);
+        for Sent { rank, carried, .. } in parts {
+            for TransferStats { bytes, route, reason, elapsed, .. } in carried {
+                debug!(destination = rank, bytes, %route, %reason, ?elapsed, "sent");
+                let writes = state.writes.entry((*route, *reason)).or_insert_with(|| Writes::new(*route, *reason));
+                writes.add(*bytes, *elapsed);
+            }
         }
         span.record("bytes", parts.iter().map(|part| part.bytes).sum::<u64>());
     }
@@ -168,8 +170,10 @@ impl Telemetry {
         self.quarantined_slots.increment(count(slots));
         let _entered = span.enter();
         let Ok(parts) = outcome else { return };
-        for Received { rank, bytes, elapsed, .. } in parts {
-            debug!(source = rank, bytes, ?elapsed, "received");
+        for Received { rank, carried, .. } in parts {
+            for TransferStats { bytes, route, reason, elapsed, .. } in carried {
+                debug!(source = rank, bytes, %route, %reason, ?elapsed, "received");
+            }
         }
         let bytes = parts.iter().map(|part| part.bytes).sum::<u64>();
         self.received_bytes.increment(bytes);
@@ -287,7 +291,11 @@ fn describe() {
     describe_histogram!(REQUEST_SECONDS, Unit::Seconds, "from the post of a request to its end, if that was good");
     describe_histogram!(POST_SECONDS, Unit::Seconds, "how long the call that posts a request took");
     describe_counter!(SENT_BYTES, Unit::Bytes, "bytes written to destinations, by their own count");
-    describe_counter!(WRITES, Unit::Count, "parts of sends, each to one destination rank, that ended well");
+    describe_counter!(
+        WRITES,
+        Unit::Count,
+        "parts of sends, each to one destination rank by one route, that ended well"
+    );
     describe_histogram!(WRITE_SECONDS, Unit::Seconds, "how long such a part took on the wire");
     describe_counter!(RECEIVED_BYTES, Unit::Bytes, "bytes that sources have written here, by this rank's own count");
     describe_gauge!(QUARANTINED_SLOTS, Unit::Count, "slots of ended receives that somebody may still write to");

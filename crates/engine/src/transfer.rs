@@ -52,13 +52,23 @@ impl<R> Transfer<R> {
     /// How the request ended, or `None` while it has not.
     #[must_use]
     pub fn poll(&self) -> Option<Outcome<R>> {
-        self.completion.outcome()
+        self.completion.outcome().or_else(|| {
+            self.engine.upgrade()?.worker().progress();
+            self.completion.outcome()
+        })
     }
 
     /// Waits until the request has ended, for `timeout` at most. `None`: it has not.
     #[must_use]
     pub fn wait(&self, timeout: Duration) -> Option<Outcome<R>> {
-        self.completion.wait_outcome(after(timeout))
+        let deadline = after(timeout);
+        self.drive(deadline, || self.completion.outcome()).or_else(|| self.completion.wait_outcome(deadline))
+    }
+
+    /// How the request ended, when it has: what awaiting the handle gives, of a handle that others use too.
+    pub fn until_ended(&self) -> impl Future<Output = Outcome<R>> + use<R> {
+        let completion = self.completion.clone();
+        std::future::poll_fn(move |context| completion.poll_outcome(context.waker()))
     }
 
     /// Bytes known to have moved so far, over all peers.
@@ -91,7 +101,10 @@ impl<R> Transfer<R> {
     ///
     /// [`NotQuiet`].
     pub fn wait_quiet(&self, timeout: Duration) -> Result<Quiet, NotQuiet> {
-        self.completion.wait_quiet(after(timeout)).map(|()| self.quiet())
+        let deadline = after(timeout);
+        let taken = || Some(self.completion.take_quiet()).filter(|taken| *taken != Err(NotQuiet::Waiting));
+        let taken = self.drive(deadline, taken).unwrap_or_else(|| self.completion.wait_quiet(deadline));
+        taken.map(|()| self.quiet())
     }
 
     /// Gives the slots back when they are quiet: once. It is not [`NotQuiet::Waiting`] that it ends with.
@@ -100,6 +113,11 @@ impl<R> Transfer<R> {
         std::future::poll_fn(move |context| {
             completion.poll_quiet(context.waker()).map_ok(|()| Quiet::new(quiet.key(), side(quiet)))
         })
+    }
+
+    /// Moves the engine along in the place of its threads, for as long as things move.
+    fn drive<T>(&self, deadline: Instant, done: impl FnMut() -> Option<T>) -> Option<T> {
+        self.engine.upgrade()?.worker().drive(deadline, done)
     }
 
     fn quiet(&self) -> Quiet {

@@ -46,6 +46,7 @@ mod indexer_mask;
 mod json;
 mod layer_kinds;
 mod mask;
+mod names;
 mod spec;
 mod stages;
 mod storage;
@@ -64,6 +65,7 @@ pub use digest::Digest;
 pub use error::{Counted, LayoutError, RowName};
 pub use facts::ModelFacts;
 pub use mask::LayerMask;
+pub use names::NameError;
 pub use spec::{GroupSpec, PlaneSpec, RankSpec, RowSpec, unit_share};
 pub use storage::{CellOrder, Pooling, Storage, block_major, lay_out};
 pub use table::{

@@ -9,8 +9,6 @@ use parking_lot::Mutex;
 use pyo3::prelude::*;
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::failure::Failure;
-
 /// A file descriptor that can be read when something has rung, and the tokens of what has.
 #[pyclass(frozen)]
 pub(crate) struct Bell {
@@ -31,7 +29,7 @@ struct Rope {
 #[pymethods]
 impl Bell {
     #[new]
-    fn new() -> Result<Self, Failure> {
+    fn new() -> PyResult<Self> {
         let descriptor = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(std::io::Error::from)?;
         Ok(Self { inner: Arc::new(Inner { descriptor, rung: Mutex::default() }) })
     }

@@ -1,35 +1,44 @@
-//! Errors as exceptions: the classes are in `python/kvferry/_errors.py`.
+//! Errors as exceptions: the classes are in `python/kvferry/_errors.py`, the fields of each error in `fields.rs`.
 
 use std::error::Error;
 use std::fmt::Debug;
+use std::sync::Arc;
 
+use kvferry_layout::NameError;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// An exception to be: of one class for each kind of operation, with the name and the fields of the variant.
+/// An exception to be, of the library's own kinds or of Python's.
 #[derive(Debug)]
 pub(crate) struct Failure(Box<Kind>);
 
 #[derive(Debug)]
 enum Kind {
     Described(Described),
-    /// An exception of Python's own.
     Raised(PyErr),
 }
 
-/// What the exception says.
+/// What an exception says.
 #[derive(Debug)]
 pub(crate) struct Described {
-    /// Name of the class.
-    pub(crate) class: &'static str,
+    /// Name of its class, one for each kind of operation: with its module, if that is another than `kvferry._errors`.
+    class: &'static str,
     /// The variant of the Rust enum.
-    pub(crate) kind: String,
+    kind: String,
     /// With the sources behind it.
-    pub(crate) message: String,
-    /// The fields of the variant, in units of Python's.
-    pub(crate) fields: Vec<(&'static str, Value)>,
+    message: String,
+    /// The fields of the variant, in the units of Python's.
+    fields: Vec<(&'static str, Value)>,
     /// What it is the consequence of.
-    pub(crate) cause: Option<Box<Described>>,
+    cause: Option<Box<Described>>,
+    /// Several errors at once: those of the peers of a request.
+    errors: Vec<Described>,
+}
+
+/// An error that has a class, a name and fields in Python.
+pub(crate) trait Describe {
+    fn describe(&self) -> Described;
 }
 
 /// A field of an error.
@@ -42,47 +51,69 @@ pub(crate) enum Value {
     Range((u64, u64)),
     /// Side and rank.
     Peer((String, u32)),
-    /// Request and attempt.
-    Key((u64, u32)),
     Nothing(Option<u64>),
 }
 
 impl Failure {
     /// The object belongs to the process that this one was forked off.
     pub(crate) fn forked() -> Self {
-        let message = "made before fork, of no use after it: a forked process has none of the engine's threads. Start \
-                       processes with multiprocessing's 'spawn' method, or make the engine after the fork";
+        let message = "made before fork, and of no use after it: a forked process has none of the engine's threads. Make the \
+                       engine after the fork, or start processes by multiprocessing's \"spawn\"";
         Self::new("ForkedError", "Forked", message)
     }
 
-    /// A failure without fields.
+    /// The engine was closed.
+    pub(crate) fn closed() -> Self {
+        Self::new("ClosedError", "Closed", "the engine has been closed")
+    }
+
     pub(crate) fn new(class: &'static str, kind: &str, message: &str) -> Self {
-        let (kind, message) = (kind.to_owned(), message.to_owned());
-        Described { class, kind, message, fields: Vec::new(), cause: None }.into()
+        Self(Box::new(Kind::Described(Described::new(class, kind.to_owned(), message.to_owned()))))
     }
 }
 
 impl Described {
+    fn new(class: &'static str, kind: String, message: String) -> Self {
+        Self { class, kind, message, fields: Vec::new(), cause: None, errors: Vec::new() }
+    }
+
     /// An error as an exception of `class`.
     pub(crate) fn of(class: &'static str, error: &impl Error) -> Self {
-        Self { class, kind: variant(error), message: chain(error), fields: Vec::new(), cause: None }
+        Self::new(class, variant(error), chain(error))
     }
 
     pub(crate) fn with(self, fields: Vec<(&'static str, Value)>) -> Self {
         Self { fields, ..self }
     }
 
-    pub(crate) fn because(self, cause: Option<Described>) -> Self {
-        Self { cause: cause.map(Box::new), ..self }
+    /// With these fields too.
+    pub(crate) fn and(mut self, fields: Vec<(&'static str, Value)>) -> Self {
+        self.fields.extend(fields);
+        self
+    }
+
+    pub(crate) fn because(self, cause: Described) -> Self {
+        Self { cause: Some(Box::new(cause)), ..self }
+    }
+
+    /// One error of several, called by the name of the first.
+    pub(crate) fn made_of(self, errors: Vec<Described>) -> Self {
+        let kind = errors.first().map(|first| first.kind.clone()).unwrap_or_default();
+        Self { errors, kind, ..self }
     }
 
     /// The exception, made but not raised.
-    pub(crate) fn exception<'py>(self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+    fn exception<'py>(self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let fields = PyDict::new(py);
         for (name, value) in self.fields {
             fields.set_item(name, value)?;
         }
-        let class = py.import("kvferry._errors")?.getattr(self.class)?;
+        if !self.errors.is_empty() {
+            let errors = self.errors.into_iter().map(|error| error.exception(py)).collect::<PyResult<Vec<_>>>()?;
+            fields.set_item("errors", errors)?;
+        }
+        let (module, class) = self.class.rsplit_once('.').unwrap_or(("kvferry._errors", self.class));
+        let class = py.import(module)?.getattr(class)?;
         let exception = class.call1((self.message, self.kind, fields))?;
         if let Some(cause) = self.cause {
             exception.setattr("__cause__", cause.exception(py)?)?;
@@ -91,9 +122,15 @@ impl Described {
     }
 }
 
-impl From<Described> for Failure {
-    fn from(described: Described) -> Self {
-        Self(Box::new(Kind::Described(described)))
+impl<E: Describe> Describe for Arc<E> {
+    fn describe(&self) -> Described {
+        self.as_ref().describe()
+    }
+}
+
+impl<E: Describe> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self(Box::new(Kind::Described(error.describe())))
     }
 }
 
@@ -103,9 +140,9 @@ impl From<PyErr> for Failure {
     }
 }
 
-impl From<std::io::Error> for Failure {
-    fn from(error: std::io::Error) -> Self {
-        PyErr::from(error).into()
+impl From<NameError> for Failure {
+    fn from(error: NameError) -> Self {
+        PyValueError::new_err(error.to_string()).into()
     }
 }
 

@@ -2,16 +2,24 @@
 //! conversions that people see, this one the engine.
 //!
 //! - Whatever waits or copies does so with the interpreter released.
-//! - No thread of the engine's ever takes the interpreter: an event loop is woken through a file descriptor ([`bell`]).
-//! - Nothing is used, or released, in a process that was forked off the one that made it ([`own`]).
+//! - No thread of the engine's ever takes the interpreter: an event loop is woken through a file descriptor.
+//! - Nothing is used, or released, in a process that was forked off the one that made it.
 //! - A panic becomes an exception: PyO3 catches it.
 #![deny(unsafe_code)]
-#![allow(dead_code, reason = "what the engine is bound with comes next")]
 
 mod bell;
+mod card;
 mod doctor;
+mod engine;
 mod failure;
+mod fields;
+mod maps;
+mod nixl;
 mod own;
+mod plan;
+mod region;
+mod table;
+mod transfer;
 
 use pyo3::prelude::*;
 
@@ -20,7 +28,21 @@ mod _kvferry {
     #[pymodule_export]
     use super::bell::Bell;
     #[pymodule_export]
+    use super::card::InstanceCard;
+    #[pymodule_export]
     use super::doctor::doctor;
+    #[pymodule_export]
+    use super::engine::{Engine, Link};
+    #[pymodule_export]
+    use super::nixl::{NixlAgent, NixlList, NixlTransfer};
+    #[pymodule_export]
+    use super::plan::{Explanation, Plan};
+    #[pymodule_export]
+    use super::region::Region;
+    #[pymodule_export]
+    use super::table::Table;
+    #[pymodule_export]
+    use super::transfer::{Signal, Transfer};
 
     use super::{Bound, PyModule, PyModuleMethods, PyResult};
 

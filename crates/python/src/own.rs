@@ -6,20 +6,46 @@ use std::thread;
 
 use crate::failure::Failure;
 
+/// The process that made something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Process(u32);
+
 /// A value of the engine's with threads, locks or registrations behind it, of which a process that is forked off has none: it
-/// can neither use it there nor release it.
+/// can neither use the value nor release it.
 ///
-/// Releasing may wait (an engine says goodbye to its peers), and the interpreter runs destructors wherever it likes: they
-/// leave that to a thread.
+/// Releasing may wait (an engine says goodbye to its peers), and the interpreter runs destructors wherever it likes: this one
+/// leaves it to a thread.
 #[derive(Debug)]
 pub(crate) struct Own<T: Send + 'static> {
-    process: u32,
+    process: Process,
     value: ManuallyDrop<Option<T>>,
+    /// Whether releasing it waits for nothing: then it is done where the interpreter is.
+    light: bool,
+}
+
+impl Process {
+    pub(crate) fn this() -> Self {
+        Self(process::id())
+    }
+
+    /// Whether this is it.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure::forked`].
+    pub(crate) fn check(self) -> Result<(), Failure> {
+        if self == Self::this() { Ok(()) } else { Err(Failure::forked()) }
+    }
 }
 
 impl<T: Send + 'static> Own<T> {
     pub(crate) fn new(value: T) -> Self {
-        Self { process: process::id(), value: ManuallyDrop::new(Some(value)) }
+        Self { process: Process::this(), value: ManuallyDrop::new(Some(value)), light: false }
+    }
+
+    /// A value that waits for nothing when it is released.
+    pub(crate) fn light(value: T) -> Self {
+        Self { process: Process::this(), value: ManuallyDrop::new(Some(value)), light: true }
     }
 
     /// The value.
@@ -28,20 +54,20 @@ impl<T: Send + 'static> Own<T> {
     ///
     /// [`Failure::forked`] in another process.
     pub(crate) fn get(&self) -> Result<&T, Failure> {
-        match &*self.value {
-            Some(value) if self.process == process::id() => Ok(value),
-            _ => Err(Failure::forked()),
-        }
+        self.process.check()?;
+        self.value.as_ref().ok_or_else(Failure::closed)
     }
 }
 
 impl<T: Send + 'static> Drop for Own<T> {
     fn drop(&mut self) {
-        if self.process != process::id() {
-            return;
+        if self.process == Process::this() {
+            let value = self.value.take();
+            if self.light {
+                return;
+            }
+            // Without a thread the closure that comes back releases it, here.
+            let _ = thread::Builder::new().name("kvferry-release".to_owned()).spawn(move || drop(value));
         }
-        let value = self.value.take();
-        // Without a thread it is released by the closure that comes back: here.
-        let _ = thread::Builder::new().name("kvferry-release".to_owned()).spawn(move || drop(value));
     }
 }

@@ -24,6 +24,7 @@ pub struct RemoteRegion {
     base: u64,
     bytes: u64,
     kind: MemoryKind,
+    mapped: bool,
 }
 
 /// An unpacked key of one worker.
@@ -35,7 +36,25 @@ impl RemoteRegion {
     pub(crate) fn new(endpoint: EndpointId, key: KeyId, card: &RegionCard) -> Option<Self> {
         let (base, bytes, kind) = (card.base, card.bytes, card.kind());
         let sound = bytes > 0 && base.checked_add(bytes).is_some();
-        sound.then_some(Self { endpoint, key, id: card.id, base, bytes, kind })
+        sound.then_some(Self { endpoint, key, id: card.id, base, bytes, kind, mapped: false })
+    }
+
+    /// The peer's name for the region.
+    #[must_use]
+    pub fn id(&self) -> RegionId {
+        self.id
+    }
+
+    /// Notes that the memory is mapped here.
+    pub(crate) fn mapped(self) -> Self {
+        Self { mapped: true, ..self }
+    }
+
+    /// Whether it is host memory that is mapped here: then it is pulled from without the peer, and never after the peer has
+    /// undone its registration.
+    #[must_use]
+    pub fn is_mapped(&self) -> bool {
+        self.mapped
     }
 
     /// Where the memory is.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use ucx_sys::Status;
 
 use crate::endpoint::EndpointId;
@@ -14,7 +15,7 @@ use crate::route::{Route, RouteReason};
 pub struct TransferId(pub u64);
 
 /// What a completed transfer moved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransferStats {
     /// Bytes written.
     pub bytes: u64,
@@ -26,6 +27,26 @@ pub struct TransferStats {
     pub route: Route,
     /// Why it took that way.
     pub reason: RouteReason,
+}
+
+/// Bytes of [`TransferStats`] at the end of a frame, at most.
+pub(crate) const STATS_BYTES_MAX: usize = 64;
+
+impl TransferStats {
+    /// Puts them at the end of a payload.
+    pub(crate) fn append_to(&self, payload: Vec<u8>) -> Vec<u8> {
+        postcard::to_extend(self, payload).expect("plain data in memory always encodes")
+    }
+
+    /// Reads what [`Worker::put_then_report`](crate::Worker::put_then_report) has put at the end of a payload. `None`: it is
+    /// something else.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        match postcard::take_from_bytes(bytes) {
+            Ok((stats, [])) => Some(stats),
+            _ => None,
+        }
+    }
 }
 
 /// Something that happened on the progress thread.

@@ -1,13 +1,14 @@
 //! Lists of runs at addresses, as connectors that exist today hand them over: checked once, then made into parts.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use thiserror::Error;
 
 use crate::endpoint::RemoteRegion;
 use crate::pieces::{Dim, Piece, SlotPair};
 use crate::region::{MemoryKind, Region};
+use crate::side::{Place, Side};
 use crate::transfer::Part;
 
 /// Distances that are tried as the period of a list.
@@ -60,7 +61,7 @@ pub enum ListError {
         /// The run.
         run: Run,
     },
-    /// A selection names an entry that is not there.
+    /// A selection names an entry that is not there: of the list, or of the local side.
     #[error("place {place} of the selection: entry {index} of {entries}")]
     Index {
         /// Place in the selection.
@@ -70,29 +71,24 @@ pub enum ListError {
         /// Entries of the list.
         entries: usize,
     },
+    /// A selection names an entry of the remote side that is not there.
+    #[error("place {place} of the remote selection: entry {index} of {entries}")]
+    RemoteIndex {
+        /// Place in the selection.
+        place: usize,
+        /// The entry that it names.
+        index: usize,
+        /// Entries of the side.
+        entries: usize,
+    },
 }
 
 /// Pairs of runs, each inside of a local and of an imported region. Kept by its caller, who makes [`Part`]s of all or of some
 /// of it as often as it likes: what is checked here is not looked up again.
 #[derive(Clone, Debug)]
 pub struct List {
-    locals: Vec<Region>,
-    remotes: Vec<RemoteRegion>,
-    entries: Vec<Entry>,
-    /// What all of the entries are, if they are alike and a GPU moves them.
-    alike: Option<Alike>,
-    whole: OnceLock<Vec<Part>>,
-}
-
-/// Entries of one length between one local and one remote region, as slots of one pool: what is chosen of them is a part as it
-/// is. A kernel gains nothing from neighbours that are joined or rows that are found.
-#[derive(Clone, Debug)]
-struct Alike {
-    local: u32,
-    remote: u32,
-    stride: Start,
-    pieces: Arc<[Piece]>,
-    pairs: Arc<[SlotPair]>,
+    local: Side<Region>,
+    remote: Side<RemoteRegion>,
 }
 
 /// A pair of runs, as offsets into the regions of these numbers.
@@ -115,49 +111,71 @@ impl List {
         if from.len() != to.len() {
             return Err(ListError::Count { local: from.len(), remote: to.len() });
         }
-        let mut here = Finder::new(locals.iter().map(|region| (region.base(), region.bytes())));
-        let mut there = Finder::new(remotes.iter().map(|region| (region.base(), region.bytes())));
-        let mut entries = Vec::with_capacity(from.len());
-        for (index, (local, remote)) in from.iter().zip(to).enumerate() {
-            if local.bytes != remote.bytes {
-                return Err(ListError::Bytes { index, local: local.bytes, remote: remote.bytes });
-            }
-            let found_here = here.find(*local).ok_or(ListError::Local { index, run: *local })?;
-            let found_there = there.find(*remote).ok_or(ListError::Remote { index, run: *remote })?;
-            entries.push(Entry {
-                local: found_here.0,
-                remote: found_there.0,
-                bytes: local.bytes,
-                from: found_here.1,
-                to: found_there.1,
-            });
+        if let Some(index) = from.iter().zip(to).position(|(local, remote)| local.bytes != remote.bytes) {
+            return Err(ListError::Bytes { index, local: from[index].bytes, remote: to[index].bytes });
         }
-        let on_gpu = locals.iter().any(|region| region.kind() == MemoryKind::Cuda)
-            || remotes.iter().any(|region| region.kind() == MemoryKind::Cuda);
-        let alike = if on_gpu { Alike::of(&entries) } else { None };
-        Ok(Self { locals, remotes, entries, alike, whole: OnceLock::new() })
+        let local = Side::new(locals, from).map_err(|index| ListError::Local { index, run: from[index] })?;
+        let remote = Side::new(remotes, to).map_err(|index| ListError::Remote { index, run: to[index] })?;
+        Ok(Self { local, remote })
+    }
+
+    /// Pairs run `from[i]` of `local` with run `to[i]` of `remote`, each as often and in whatever order it is named.
+    ///
+    /// # Errors
+    ///
+    /// [`ListError`] names the first place of the selections that is wrong.
+    pub fn pair(
+        local: &Side<Region>,
+        from: &[usize],
+        remote: &Side<RemoteRegion>,
+        to: &[usize],
+    ) -> Result<Vec<Part>, ListError> {
+        if from.len() != to.len() {
+            return Err(ListError::Count { local: from.len(), remote: to.len() });
+        }
+        let (here, there) = (local.places(), remote.places());
+        if let Some((place, index)) = from.iter().copied().enumerate().find(|(_, index)| *index >= here.len()) {
+            return Err(ListError::Index { place, index, entries: here.len() });
+        }
+        if let Some((place, index)) = to.iter().copied().enumerate().find(|(_, index)| *index >= there.len()) {
+            return Err(ListError::RemoteIndex { place, index, entries: there.len() });
+        }
+        if let Some(part) = alike(local, remote, |here, there| {
+            from.iter().zip(to).map(|(from, to)| SlotPair { local: here[*from], remote: there[*to] }).collect()
+        }) {
+            return Ok(vec![part]);
+        }
+        let pairs = || from.iter().zip(to).map(|(from, to)| (here[*from], there[*to]));
+        if let Some((index, (local, remote))) =
+            pairs().enumerate().find(|(_, (local, remote))| local.bytes != remote.bytes)
+        {
+            return Err(ListError::Bytes { index, local: local.bytes, remote: remote.bytes });
+        }
+        Ok(make(local, remote, pairs()))
     }
 
     /// Entries.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.entries.len()
+        self.local.len()
     }
 
     /// Whether there is no entry.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.local.is_empty()
     }
 
-    /// All of it, for [`Worker::put`](crate::Worker::put). Time and memory grow with the entries, the first time.
+    /// All of it, for [`Worker::put`](crate::Worker::put). Time and memory grow with the entries.
     #[must_use]
     pub fn parts(&self) -> Vec<Part> {
-        let whole = || match &self.alike {
-            Some(alike) => vec![self.part(alike, alike.pairs.clone())],
-            None => self.make(self.entries.iter().copied()),
-        };
-        self.whole.get_or_init(whole).clone()
+        if let Some(part) = alike(&self.local, &self.remote, |here, there| {
+            here.iter().zip(there).map(|(local, remote)| SlotPair { local: *local, remote: *remote }).collect()
+        }) {
+            return vec![part];
+        }
+        let pairs = self.local.places().iter().copied().zip(self.remote.places().iter().copied());
+        make(&self.local, &self.remote, pairs)
     }
 
     /// The entries of these numbers, in any order.
@@ -166,110 +184,60 @@ impl List {
     ///
     /// [`ListError::Index`].
     pub fn select(&self, indices: &[usize]) -> Result<Vec<Part>, ListError> {
-        let entries = self.entries.len();
-        if let Some((place, index)) = indices.iter().copied().enumerate().find(|(_, index)| *index >= entries) {
-            return Err(ListError::Index { place, index, entries });
-        }
-        if indices.len() == entries && indices.iter().enumerate().all(|(place, index)| place == *index) {
-            return Ok(self.parts());
-        }
-        Ok(match &self.alike {
-            Some(alike) => vec![self.part(alike, indices.iter().map(|index| alike.pairs[*index]).collect())],
-            None => self.make(indices.iter().map(|index| self.entries[*index])),
-        })
-    }
-
-    fn part(&self, alike: &Alike, pairs: Arc<[SlotPair]>) -> Part {
-        Part {
-            local: self.locals[alike.local as usize].clone(),
-            local_base: 0,
-            local_slot_stride: alike.stride.0,
-            remote: self.remotes[alike.remote as usize],
-            remote_base: 0,
-            remote_slot_stride: alike.stride.1,
-            pieces: alike.pieces.clone(),
-            pairs,
-        }
-    }
-
-    fn make(&self, entries: impl Iterator<Item = Entry>) -> Vec<Part> {
-        let mut parts = Vec::new();
-        for ((local, remote, bytes), starts) in group(entries) {
-            let (dims, starts) = structure(starts);
-            for Slots { base, stride, pairs } in slots(&starts) {
-                parts.push(Part {
-                    local: self.locals[local as usize].clone(),
-                    local_base: base.0,
-                    local_slot_stride: stride.0,
-                    remote: self.remotes[remote as usize],
-                    remote_base: base.1,
-                    remote_slot_stride: stride.1,
-                    pieces: Arc::new([Piece { local_offset: 0, remote_offset: 0, run_bytes: bytes, dims }]),
-                    pairs: pairs.into(),
-                });
-            }
-        }
-        parts
+        Self::pair(&self.local, indices, &self.remote, indices)
     }
 }
 
-impl Alike {
-    fn of(entries: &[Entry]) -> Option<Self> {
-        let first = entries.first().filter(|first| first.bytes > 0)?;
-        let kind = |entry: &Entry| (entry.local, entry.remote, entry.bytes);
-        if entries.iter().any(|entry| kind(entry) != kind(first)) {
-            return None;
-        }
-        let starts: Vec<Start> = entries.iter().map(|entry| (entry.from, entry.to)).collect();
-        let mut pools = slots(&starts);
-        let Slots { stride, pairs, .. } = pools.pop().filter(|_| pools.is_empty())?;
-        let pieces = [Piece { local_offset: 0, remote_offset: 0, run_bytes: first.bytes, dims: [Dim::ONE; 2] }].into();
-        Some(Self { local: first.local, remote: first.remote, stride, pieces, pairs: pairs.into() })
+/// Pairs of runs that are all of one length, each side in one region, for a GPU: one part, whose pairs of slots are made of the
+/// slots of both sides. A kernel gains nothing from neighbours that are joined or rows that are found, so nothing is looked for.
+fn alike(
+    local: &Side<Region>,
+    remote: &Side<RemoteRegion>,
+    pairs: impl FnOnce(&[u32], &[u32]) -> Arc<[SlotPair]>,
+) -> Option<Part> {
+    let (here, there) = (local.alike()?, remote.alike()?);
+    let (from, to) = (&local.regions()[here.region as usize], &remote.regions()[there.region as usize]);
+    if here.bytes != there.bytes || (from.kind() != MemoryKind::Cuda && to.kind() != MemoryKind::Cuda) {
+        return None;
     }
+    Some(Part {
+        local: from.clone(),
+        local_base: 0,
+        local_slot_stride: here.stride,
+        remote: *to,
+        remote_base: 0,
+        remote_slot_stride: there.stride,
+        pieces: Arc::new([Piece { local_offset: 0, remote_offset: 0, run_bytes: here.bytes, dims: [Dim::ONE; 2] }]),
+        pairs: pairs(&here.slots, &there.slots),
+    })
 }
 
-/// Finds the region that a run is in.
-struct Finder {
-    /// Base, length, number and the largest end so far, by base.
-    regions: Vec<(u64, u64, u32, u64)>,
-    /// Where the last run was: most lists stay in a region for a while.
-    last: usize,
-}
-
-impl Finder {
-    fn new(regions: impl Iterator<Item = (u64, u64)>) -> Self {
-        let mut regions: Vec<_> = regions.zip(0..).map(|((base, bytes), number)| (base, bytes, number, 0)).collect();
-        regions.sort_unstable();
-        let mut end = 0;
-        for region in &mut regions {
-            end = end.max(region.0.saturating_add(region.1));
-            region.3 = end;
+/// Makes parts of pairs of runs that are of one length each.
+fn make(local: &Side<Region>, remote: &Side<RemoteRegion>, pairs: impl Iterator<Item = (Place, Place)>) -> Vec<Part> {
+    let entries = pairs.map(|(from, to)| Entry {
+        local: from.region,
+        remote: to.region,
+        bytes: from.bytes,
+        from: from.offset,
+        to: to.offset,
+    });
+    let mut parts = Vec::new();
+    for ((here, there, bytes), starts) in group(entries) {
+        let (dims, starts) = structure(starts);
+        for Slots { base, stride, pairs } in slots(&starts) {
+            parts.push(Part {
+                local: local.regions()[here as usize].clone(),
+                local_base: base.0,
+                local_slot_stride: stride.0,
+                remote: remote.regions()[there as usize],
+                remote_base: base.1,
+                remote_slot_stride: stride.1,
+                pieces: Arc::new([Piece { local_offset: 0, remote_offset: 0, run_bytes: bytes, dims }]),
+                pairs: pairs.into(),
+            });
         }
-        Self { regions, last: 0 }
     }
-
-    /// The region's number and the run's offset in it.
-    fn find(&mut self, run: Run) -> Option<(u32, u64)> {
-        let inside = |(base, bytes, number, _): (u64, u64, u32, u64)| {
-            let offset = run.address.checked_sub(base)?;
-            (offset.checked_add(run.bytes)? <= bytes).then_some((number, offset))
-        };
-        if let Some(found) = self.regions.get(self.last).copied().and_then(inside) {
-            return Some(found);
-        }
-        let behind = self.regions.partition_point(|region| region.0 <= run.address);
-        for index in (0..behind).rev() {
-            let region = self.regions[index];
-            if let Some(found) = inside(region) {
-                self.last = index;
-                return Some(found);
-            }
-            if region.3 < run.address {
-                return None; // neither this nor any before it reaches so far
-            }
-        }
-        None
-    }
+    parts
 }
 
 /// Where runs start: offset in the local and in the remote region.

@@ -1,7 +1,8 @@
 //! Whether a peer on this host lives. The kernel says so at once; UCX finds out when a socket breaks, over shared memory not
 //! before its next look, and on a connection that has carried no message yet never.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -9,26 +10,24 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 /// A process, whoever gets its number later.
 #[derive(Debug)]
 pub(crate) struct Process {
-    descriptor: OwnedFd,
+    descriptor: Arc<OwnedFd>,
 }
 
 impl Process {
     /// `None` if there is no such process, or the kernel has no descriptors for processes.
     pub(crate) fn open(number: u32) -> Option<Self> {
         let pid = Pid::from_raw(i32::try_from(number).ok()?)?;
-        Some(Self { descriptor: pidfd_open(pid, PidfdFlags::empty()).ok()? })
+        Some(Self { descriptor: Arc::new(pidfd_open(pid, PidfdFlags::empty()).ok()?) })
     }
 
     pub(crate) fn has_ended(&self) -> bool {
         let mut fds = [PollFd::new(&self.descriptor, PollFlags::IN)];
         poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
     }
-}
 
-impl AsFd for Process {
     /// Readable when the process has ended.
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.descriptor.as_fd()
+    pub(crate) fn descriptor(&self) -> &Arc<OwnedFd> {
+        &self.descriptor
     }
 }
 

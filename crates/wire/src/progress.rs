@@ -1,16 +1,14 @@
-//! The progress thread: takes commands, moves transfers and UCX along, serves the inbox, sleeps when there is nothing to do.
+//! What a worker does: takes commands, moves transfers and UCX along, serves the inbox, a turn at a time.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::{Receiver, Sender as Channel};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use crossbeam::channel::{Receiver, Sender as Channel, never};
 use rustix::thread::CpuSet;
 use ucx_sys::Status;
 
@@ -47,9 +45,6 @@ const EVENTS_MAX: usize = 1 << 10;
 
 /// Between two times that a busy thread asks the kernel whether its peers live. A sleeping one is woken.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
-
-/// How long an idle thread sleeps at most. Nothing depends on its waking; it bounds what a lost wake-up could cost.
-const SLEEP_MAX: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// How long a stopping worker flushes and closes, each.
 const STOP_DEADLINE: Duration = Duration::from_secs(1);
@@ -101,51 +96,19 @@ pub(crate) struct Posted {
 pub(crate) struct Notice {
     pub(crate) kind: u16,
     pub(crate) payload: Vec<u8>,
+    /// The transfer's statistics go at the end of the payload.
+    pub(crate) with_stats: bool,
 }
 
-/// What ties the thread to its handle.
-pub(crate) struct Links {
-    pub(crate) commands: Receiver<Command>,
-    pub(crate) listener: Listener,
-    pub(crate) wake: Arc<OwnedFd>,
-    pub(crate) asleep: Arc<AtomicBool>,
-}
-
-/// Wakes the thread for a command that has been queued, if it sleeps: the system call is dear to a transfer of microseconds. A
-/// full counter means that it is being woken already.
-pub(crate) fn wake(fd: &OwnedFd, asleep: &AtomicBool) {
-    fence(Ordering::SeqCst); // pairs with that of `serve`
-    if asleep.load(Ordering::Relaxed) {
-        let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
-    }
-}
-
-/// The body of the thread. Says through `started` how the start went.
-pub(crate) fn run(context: Context, epoch: u64, links: Links, started: &Channel<Result<Vec<u8>, OpenError>>) {
-    match Progress::start(context, epoch, links) {
-        Ok((mut progress, address)) => {
-            if started.send(Ok(address)).is_ok() {
-                progress.serve();
-            }
-            if !progress.stop() {
-                // UCX 1.13 has crashed in `ucp_worker_destroy` with operations pending on a dead peer (shared memory), 1.22
-                // with lanes that were cut off in the middle of a put. Whatever there is then is left to the end of the process.
-                tracing::warn!("some operations were cut short; the worker is not destroyed");
-                progress.links.listener = Listener::Gone; // nothing more happens, and what it holds can go
-                let _abandoned = std::mem::ManuallyDrop::new(progress);
-            }
-        }
-        // The handle waits for this; it cannot be gone.
-        Err(error) => drop(started.send(Err(error))),
-    }
-}
-
-struct Progress {
+pub(crate) struct Progress {
     context: Context,
     epoch: u64,
     /// This worker's address, as it is given to inboxes that are to answer.
     address: Vec<u8>,
-    links: Links,
+    commands: Receiver<Command>,
+    listener: Listener,
+    /// What UCX wakes with.
+    event_fd: Arc<OwnedFd>,
     connections: BTreeMap<EndpointId, Connection>,
     leaving: Vec<Leaving>,
     closing: Vec<(Closed, Closing)>,
@@ -166,15 +129,28 @@ struct Progress {
     worker: Rc<RawWorker>, // last: everything above is UCX's
 }
 
+// SAFETY: the counts that are not atomic, and UCX's handles, are all reached from here or from what UCX has been given, whose
+// callbacks run inside of its calls, all of which are made from here; nothing that this gives away (events, replies) has any of
+// them. So whoever has this is alone with them, on whatever thread: UCX was told so (`UCS_THREAD_MODE_SERIALIZED`), and the
+// driver of a GPU is entered anew for each call.
+#[allow(unsafe_code, reason = "moves from thread to thread as a whole")]
+unsafe impl Send for Progress {}
+
 impl Progress {
-    fn start(context: Context, epoch: u64, links: Links) -> Result<(Self, Vec<u8>), OpenError> {
+    /// To be called on the worker's own thread, which is kept on a processor here if the options say so.
+    pub(crate) fn start(
+        context: Context,
+        epoch: u64,
+        commands: Receiver<Command>,
+        listener: Listener,
+    ) -> Result<(Self, Vec<u8>), OpenError> {
         // Before this thread is pinned, which they would be with it.
         let copiers = Copiers::start(context.options().copy_threads.saturating_sub(1))?;
         if let Some(cpu) = context.next_cpu() {
             pin(cpu)?;
         }
         let worker = RawWorker::create(context.clone())?;
-        worker.event_fd()?; // refused here rather than at the first sleep
+        let event_fd = Arc::new(worker.event_fd()?.try_clone_to_owned()?);
         let gpu = context.gpu().map(Carriers::start).transpose().map_err(CudaOpenError::from)?;
         let service = Service::new(&context, &worker, gpu.as_ref().map(Carriers::incoming))?;
         let (inbox, slab) = (service.inbox_card(), service.slab_card());
@@ -183,7 +159,9 @@ impl Progress {
             context,
             epoch,
             address: address.clone(),
-            links,
+            commands,
+            listener,
+            event_fd,
             connections: BTreeMap::new(),
             leaving: Vec::new(),
             closing: Vec::new(),
@@ -203,26 +181,32 @@ impl Progress {
         Ok((progress, address))
     }
 
-    fn serve(&mut self) {
-        let mut active = Instant::now();
-        while self.running {
-            if self.turn() {
-                active = Instant::now();
-            } else if !self.is_idle() || active.elapsed() < self.context.options().linger {
-                thread::yield_now(); // the other end may share this core
-            } else if self.links.listener.backlog() < EVENTS_MAX && self.worker.arm() {
-                self.links.asleep.store(true, Ordering::Relaxed);
-                fence(Ordering::SeqCst); // pairs with that of `wake`: either the command is seen here, or the sleeper there
-                if self.links.commands.is_empty() {
-                    self.sleep();
-                }
-                self.links.asleep.store(false, Ordering::Relaxed);
-            }
-        }
+    /// Whether it has not been told to stop.
+    pub(crate) fn is_running(&self) -> bool {
+        self.running
+    }
+
+    /// Makes UCX wake who sleeps on [`wakers`](Self::wakers). `false` if there is something to do first.
+    pub(crate) fn arm(&self) -> bool {
+        self.listener.backlog() < EVENTS_MAX && self.worker.arm()
+    }
+
+    /// What becomes readable when there is something to do: UCX's descriptor, and the peers' processes.
+    pub(crate) fn wakers(&self) -> Vec<Arc<OwnedFd>> {
+        let processes = self.connections.values().filter_map(Connection::process);
+        let processes = processes.chain(self.watched.iter().map(|watched| &watched.process)).map(Process::descriptor);
+        [&self.event_fd].into_iter().chain(processes).cloned().collect()
+    }
+
+    /// Lets go of the owner, and leaves everything else to the end of the process.
+    pub(crate) fn abandon(mut self) {
+        // Nothing more happens: what these hold can go, and whoever commands hears of it.
+        (self.listener, self.commands) = (Listener::Gone, never());
+        let _abandoned = std::mem::ManuallyDrop::new(self);
     }
 
     /// Nothing is in flight, so nothing is lost by sleeping until UCX or a caller has something.
-    fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         let gone = self.leaving.is_empty() && self.closing.is_empty();
         gone && !self.service.is_scattering()
             && self.transfers.is_empty()
@@ -231,10 +215,10 @@ impl Progress {
     }
 
     /// Does a bounded amount of everything. Returns whether anything moved.
-    fn turn(&mut self) -> bool {
+    pub(crate) fn turn(&mut self) -> bool {
         let mut busy = false;
         for _ in 0..COMMANDS_PER_TURN {
-            let Ok(command) = self.links.commands.try_recv() else { break };
+            let Ok(command) = self.commands.try_recv() else { break };
             self.carry_out(command);
             busy = true;
         }
@@ -367,16 +351,17 @@ impl Progress {
             let ended = transfer.step(connection, &self.context, &sender, &mut self.outbox);
             busy |= transfer.moved_bytes() > before || ended.is_some();
             if let Some(bytes) = transfer.progress_to_tell() {
-                self.links.listener.tell(Event::Progress { transfer: transfer.transfer, bytes });
+                self.listener.tell(Event::Progress { transfer: transfer.transfer, bytes });
             }
             match ended {
                 Some(result) => {
                     stage!("ended");
                     let (ended, notice) = self.transfers.swap_remove(index);
-                    if let (Some(notice), Ok(_)) = (notice, &result)
+                    if let (Some(Notice { kind, payload, with_stats }), Ok(stats)) = (notice, &result)
                         && let Some(connection) = self.connections.get(&ended.endpoint)
                     {
-                        connection.send(&sender, notice.kind, &notice.payload);
+                        let payload = if with_stats { stats.append_to(payload) } else { payload };
+                        connection.send(&sender, kind, &payload);
                         stage!("notice sent");
                     }
                     self.tell(Event::TransferDone { transfer: ended.transfer, result });
@@ -401,7 +386,7 @@ impl Progress {
     /// Takes messages off UCX's queue and hands the complete ones over in the order in which they came.
     fn take_messages(&mut self) -> bool {
         let mut busy = false;
-        while self.links.listener.backlog() < EVENTS_MAX && self.inbound.len() < EVENTS_MAX {
+        while self.listener.backlog() < EVENTS_MAX && self.inbound.len() < EVENTS_MAX {
             let Some(message) = self.worker.receive() else { break };
             self.inbound.push_back(message);
             busy = true;
@@ -487,23 +472,11 @@ impl Progress {
     }
 
     fn tell(&self, event: Event) {
-        self.links.listener.tell(event);
-    }
-
-    fn sleep(&self) {
-        let Ok(ucx) = self.worker.event_fd() else { return };
-        let wake = self.links.wake.as_fd();
-        let processes = self.connections.values().filter_map(Connection::process);
-        let processes = processes.chain(self.watched.iter().map(|watched| &watched.process)).map(AsFd::as_fd);
-        let fds = [ucx, wake].into_iter().chain(processes);
-        let mut fds: Vec<PollFd<'_>> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        let _ = poll(&mut fds, Some(&SLEEP_MAX)); // interrupted is as good as woken
-        let mut counter = [0; 8];
-        let _ = rustix::io::read(&*self.links.wake, &mut counter); // empty is fine
+        self.listener.tell(event);
     }
 
     /// Sends what is queued, then closes everything, each within a deadline. Returns whether nothing is left open.
-    fn stop(&mut self) -> bool {
+    pub(crate) fn stop(&mut self) -> bool {
         let sent = Instant::now() + STOP_DEADLINE;
         while self.unsent.get() > 0 && Instant::now() < sent {
             self.turn();

@@ -1,11 +1,11 @@
-//! UCX's worker, endpoints, keys and requests with owners, for the progress thread alone.
+//! UCX's worker, endpoints, keys and requests with owners, for whoever makes a worker's turns.
 //!
 //! # Safety
 //!
 //! What UCX still uses cannot be freed from here: an operation that UCX has accepted holds its own count of everything it
 //! reads or writes (`Rc::into_raw` when posted, `Rc::from_raw` in its callback), an endpoint holds its worker, a key is
-//! used only through the endpoint it was unpacked on. None of these types is `Send`, so all of it happens on the one thread
-//! that created the worker, as `UCS_THREAD_MODE_SINGLE` asks.
+//! used only through the endpoint it was unpacked on. None of these types is `Send`: they go from thread to thread only as parts
+//! of a `Progress`, which is under a lock, as `UCS_THREAD_MODE_SERIALIZED` asks.
 #![allow(unsafe_code, reason = "calls UCX on the handles it owns")]
 
 use std::cell::{Cell, RefCell};
@@ -37,7 +37,7 @@ const LETS_GO_SINCE: Version = Version::new(1, 14, 0);
 /// Lanes that are asked for: more than UCX gives an endpoint.
 const LANES_MAX: usize = 64;
 
-/// A UCX worker. Used and dropped by the thread that created it.
+/// A UCX worker. Used by one thread at a time.
 pub(crate) struct RawWorker {
     context: Context,
     raw: NonNull<ucx_sys::ucp_worker>,
@@ -47,7 +47,7 @@ impl RawWorker {
     pub(crate) fn create(context: Context) -> Result<Rc<Self>, OpenError> {
         let params = ucx_sys::ucp_worker_params_t {
             field_mask: ucx_sys::UCP_WORKER_PARAM_FIELD_THREAD_MODE,
-            thread_mode: ucx_sys::UCS_THREAD_MODE_SINGLE,
+            thread_mode: ucx_sys::UCS_THREAD_MODE_SERIALIZED,
             ..Default::default()
         };
         let mut raw = ptr::null_mut();
@@ -497,7 +497,7 @@ fn release_failure(failure: &Rc<Cell<Status>>) {
 
 /// Ends a put.
 unsafe extern "C" fn put_completed(request: *mut c_void, status: Status, user_data: *mut c_void) {
-    // SAFETY: `put` gave this count away with its request, whose callback is called once, on the worker's thread.
+    // SAFETY: `put` gave this count away with its request, whose callback is called once, by who makes the turn.
     let batch = unsafe { Rc::from_raw(user_data.cast::<Batch>().cast_const()) };
     batch.finished(status);
     // SAFETY: UCX hands the completed request over; it is freed only here.
@@ -529,7 +529,7 @@ unsafe extern "C" fn message_received(
 
 /// Notes that a peer failed. Closing is left to the progress loop: UCX allows no call on the endpoint here.
 unsafe extern "C" fn endpoint_failed(arg: *mut c_void, _endpoint: ucx_sys::ucp_ep_h, status: Status) {
-    // SAFETY: `arg` holds a count of the endpoint's cell until the endpoint is closed; this runs on the worker's thread.
+    // SAFETY: `arg` holds a count of the endpoint's cell until the endpoint is closed; this runs in its worker's turn.
     let failure = unsafe { &*arg.cast::<Cell<Status>>() };
     failure.set(status);
 }

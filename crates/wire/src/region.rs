@@ -50,6 +50,12 @@ pub struct RegionCard {
 }
 
 impl RegionCard {
+    /// The owner's name for the region.
+    #[must_use]
+    pub fn id(&self) -> RegionId {
+        self.id
+    }
+
     /// Where the memory is.
     #[must_use]
     pub fn kind(&self) -> MemoryKind {
@@ -67,9 +73,9 @@ pub enum MemoryKind {
     Cuda,
 }
 
-/// The name of a registration in its process. Never used again.
+/// The name of a registration in its process, by which its owner and its peers can speak of it. Never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub(crate) struct RegionId(pub(crate) u64);
+pub struct RegionId(pub(crate) u64);
 
 /// One life of a process: random, so that what is left of an earlier one on the same host is told apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -172,6 +178,21 @@ impl Region {
         let inner = Arc::new(Registration { context: context.clone(), id, memory });
         context.add_region(id, WeakRegion(Arc::downgrade(&inner)));
         Self { inner }
+    }
+
+    /// Undoes the registration now, if this is its last clone: once it has returned, the memory is the caller's alone.
+    ///
+    /// # Errors
+    ///
+    /// The region, still registered: a transfer or another owner has a clone of it.
+    pub fn unregister(self) -> Result<(), Self> {
+        Arc::try_unwrap(self.inner).map(drop).map_err(|inner| Self { inner })
+    }
+
+    /// Its name in this process.
+    #[must_use]
+    pub fn id(&self) -> RegionId {
+        self.inner.id
     }
 
     /// Where the memory is.

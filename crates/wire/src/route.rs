@@ -2,10 +2,11 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
 use ucx_sys::Version;
 
 /// A way to move the bytes of a transfer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Route {
     /// This side copies straight into the peer's memory, or out of it, which it maps. One copy, no message, no part for the peer to play.
@@ -22,7 +23,7 @@ pub enum Route {
 }
 
 /// Why a transfer took its route.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum RouteReason {
     /// The options say so.

@@ -2,14 +2,13 @@
 
 use std::cell::RefCell;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, SendTimeoutError, Sender, bounded, unbounded};
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use ucx_sys::Status;
 
 use crate::address::WorkerCard;
@@ -22,18 +21,25 @@ use crate::cuda::landing::PeerSlab;
 use crate::cuda::target::DeviceTarget;
 use crate::endpoint::{EndpointId, KeyId, Lane, RemoteRegion};
 use crate::error::{CommandError, OpenError, TransferError};
-use crate::event::{Event, TransferId};
+use crate::event::{Event, STATS_BYTES_MAX, TransferId};
 use crate::frame::FRAME_PAYLOAD_BYTES_MAX;
+use crate::helm::{Helm, Restless};
 use crate::listener::Listener;
 use crate::pieces::SlotPair;
 use crate::process::Process;
-use crate::progress::{self, Command, Notice, Posted};
+use crate::progress::{Command, Notice, Posted};
 use crate::region::{MemoryKind, Region, RegionCard};
 use crate::share::{Mapped, ShareCard};
 use crate::transfer::{Direction, Part, Prepared, Work};
 
 /// How long a command may take: it is a queue away from a thread that never blocks.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Bytes of a transfer that is carried out where it is posted, at most, if the progress thread sleeps.
+const CARRIED_OUT_BYTES_MAX: u64 = 64 << 10;
+
+/// How long a caller sleeps in the place of a progress thread at most, as the thread itself would.
+const SLEEP_MAX: Duration = Duration::from_secs(1);
 
 /// Commands that may wait for the progress thread.
 const COMMANDS_MAX: usize = 1024;
@@ -71,8 +77,9 @@ pub struct Worker {
     address: Vec<u8>,
     epoch: u64,
     commands: Sender<Command>,
-    wake: Arc<OwnedFd>,
-    asleep: Arc<AtomicBool>,
+    /// Whether commands are carried out at once: else when the owner says so.
+    prompt: bool,
+    helm: Arc<Helm>,
     stopped: Receiver<()>,
 }
 
@@ -85,12 +92,14 @@ impl Worker {
     /// [`OpenError`]; no thread is left behind.
     pub fn start(context: &Context, epoch: u64) -> Result<(Self, Receiver<Event>), OpenError> {
         let (event_queue, events) = unbounded();
-        Ok((Self::spawn(context, epoch, Listener::Queue(event_queue), bounded(COMMANDS_MAX))?, events))
+        Ok((Self::spawn(context, epoch, Listener::Queue(event_queue), bounded(COMMANDS_MAX), true)?, events))
     }
 
-    /// As [`start`](Self::start), but `handler` is called with each event on the progress thread: nobody has to be woken to
-    /// hear of it. It must not block, and may call everything here that does not wait for an answer. Commands are not
-    /// bounded then, or a handler could wait for the thread that it is on: its owner bounds them.
+    /// As [`start`](Self::start), but `handler` is called with each event where it happens, on the progress thread or on one
+    /// that [makes progress](Self::progress) in its place: nobody has to be woken to hear of it. It must not block, and may call
+    /// everything here that does not wait for an answer. Commands are not bounded then, or a handler could wait for the thread
+    /// that it is on: its owner bounds them. Nor are they carried out before the owner, holding nothing that the handler waits
+    /// for, calls [`carry_out`](Self::carry_out); those that a handler gives are, when it has returned.
     ///
     /// # Errors
     ///
@@ -100,7 +109,7 @@ impl Worker {
         epoch: u64,
         handler: impl FnMut(Event) + Send + 'static,
     ) -> Result<Self, OpenError> {
-        Self::spawn(context, epoch, Listener::Handler(RefCell::new(Box::new(handler))), unbounded())
+        Self::spawn(context, epoch, Listener::Handler(RefCell::new(Box::new(handler))), unbounded(), false)
     }
 
     fn spawn(
@@ -108,19 +117,18 @@ impl Worker {
         epoch: u64,
         listener: Listener,
         (commands, command_queue): (Sender<Command>, Receiver<Command>),
+        prompt: bool,
     ) -> Result<Self, OpenError> {
-        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?);
+        let helm = Arc::new(Helm::new(context, commands.clone())?);
         let (started, start) = bounded(1);
         let (stop, stopped) = bounded(0);
-        let asleep = Arc::new(AtomicBool::new(false));
-        let links = progress::Links { commands: command_queue, listener, wake: wake.clone(), asleep: asleep.clone() };
-        let (context, its_context) = (context.clone(), context.clone());
+        let (its_context, its_helm) = (context.clone(), helm.clone());
         thread::Builder::new().name("kvferry-wire".to_owned()).spawn(move || {
-            progress::run(its_context, epoch, links, &started);
+            its_helm.run(its_context, epoch, (listener, command_queue), &started);
             drop(stop); // the handle sees the channel disconnect
         })?;
         let address = start.recv().map_err(|_| io::Error::other("the progress thread ended at once"))??;
-        Ok(Self { context, address, epoch, commands, wake, asleep, stopped })
+        Ok(Self { context: context.clone(), address, epoch, commands, prompt, helm, stopped })
     }
 
     /// What a peer needs to connect.
@@ -174,6 +182,7 @@ impl Worker {
             }
             Some(device) => Target::Device(self.import_device(device, card.bytes).map(DeviceTarget::Gpu)),
         };
+        let region = if matches!(target, Target::Host(Some(_), _)) { region.mapped() } else { region };
         self.ask(|reply| Command::Import { endpoint, key, card: card.clone(), target, reply })?;
         Ok(region)
     }
@@ -220,7 +229,7 @@ impl Worker {
         if payload.len() > FRAME_PAYLOAD_BYTES_MAX {
             return Err(CommandError::PayloadTooLong { bytes: payload.len() });
         }
-        self.command(Command::Send { endpoint, kind, payload })
+        self.tell(Command::Send { endpoint, kind, payload })
     }
 
     /// Checks `parts` against their regions and posts them. Nothing is posted unless all of it is in bounds. Ends with one
@@ -282,7 +291,29 @@ impl Worker {
         if payload.len() > FRAME_PAYLOAD_BYTES_MAX {
             return Err(CommandError::PayloadTooLong { bytes: payload.len() }.into());
         }
-        self.post(Direction::Put, endpoint, transfer, parts, Some(Notice { kind, payload }), None)
+        let notice = Notice { kind, payload, with_stats: false };
+        self.post(Direction::Put, endpoint, transfer, parts, Some(notice), None)
+    }
+
+    /// As [`put_then_send`](Self::put_then_send), with the transfer's statistics behind `payload`: what
+    /// [`TransferStats::from_bytes`](crate::TransferStats::from_bytes) reads.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError`]; then nothing was posted and no event follows.
+    pub fn put_then_report(
+        &self,
+        endpoint: EndpointId,
+        transfer: TransferId,
+        parts: Vec<Part>,
+        kind: u16,
+        payload: Vec<u8>,
+    ) -> Result<(), TransferError> {
+        if payload.len() > FRAME_PAYLOAD_BYTES_MAX - STATS_BYTES_MAX {
+            return Err(CommandError::PayloadTooLong { bytes: payload.len() }.into());
+        }
+        let notice = Notice { kind, payload, with_stats: true };
+        self.post(Direction::Put, endpoint, transfer, parts, Some(notice), None)
     }
 
     /// Checks what of `parts` does not depend on their slots, for [`put_prepared`](Self::put_prepared): parts that are given
@@ -314,12 +345,12 @@ impl Worker {
         sets: Vec<Arc<[SlotPair]>>,
         frame: Option<(u16, Vec<u8>)>,
     ) -> Result<(), TransferError> {
-        let notice = frame.map(|(kind, payload)| Notice { kind, payload });
+        let notice = frame.map(|(kind, payload)| Notice { kind, payload, with_stats: false });
         if let Some(notice) = notice.as_ref().filter(|notice| notice.payload.len() > FRAME_PAYLOAD_BYTES_MAX) {
             return Err(CommandError::PayloadTooLong { bytes: notice.payload.len() }.into());
         }
         let work = prepared.work(Direction::Put, sets)?;
-        Ok(self.command(Command::Put(Posted { endpoint: prepared.endpoint, transfer, work, notice }))?)
+        Ok(self.hand_over(Posted { endpoint: prepared.endpoint, transfer, work, notice })?)
     }
 
     fn check_owners(&self, endpoint: EndpointId, parts: &[Part]) -> Result<(), TransferError> {
@@ -356,7 +387,18 @@ impl Worker {
         if work.uses_gpu {
             self.lock_host_memory(&work.locals);
         }
-        Ok(self.command(Command::Put(Posted { endpoint, transfer, work, notice }))?)
+        Ok(self.hand_over(Posted { endpoint, transfer, work, notice })?)
+    }
+
+    fn hand_over(&self, posted: Posted) -> Result<(), CommandError> {
+        let large = posted.work.size.bytes > CARRIED_OUT_BYTES_MAX;
+        self.command(Command::Put(posted))?;
+        if large {
+            self.helm.take_over();
+        } else if self.prompt {
+            self.helm.nudge();
+        }
+        Ok(())
     }
 
     /// Gives up whatever is under way by the name of `transfer`. It ends with
@@ -368,7 +410,7 @@ impl Worker {
     ///
     /// [`CommandError`] if the worker has stopped.
     pub fn cancel(&self, transfer: TransferId) -> Result<(), CommandError> {
-        self.command(Command::Cancel { transfer })
+        self.tell(Command::Cancel { transfer })
     }
 
     /// The transports that UCX chose for the endpoint, once it stands; `None` before UCX 1.14, which does not say.
@@ -387,29 +429,65 @@ impl Worker {
     ///
     /// [`CommandError`] if the worker has stopped.
     pub fn close(&self, endpoint: EndpointId) -> Result<(), CommandError> {
-        self.command(Command::Close { endpoint })
+        self.tell(Command::Close { endpoint })
     }
 
     /// Sends a command that is answered, and waits for the answer.
     fn ask<T>(&self, command: impl FnOnce(Sender<Result<T, CommandError>>) -> Command) -> Result<T, CommandError> {
         let (reply, answer) = bounded(1);
         self.command(command(reply))?;
+        self.helm.nudge();
         answer.recv_timeout(COMMAND_DEADLINE).unwrap_or(Err(CommandError::Stuck(COMMAND_DEADLINE)))
+    }
+
+    /// Sends a small command.
+    fn tell(&self, command: Command) -> Result<(), CommandError> {
+        self.command(command)?;
+        if self.prompt {
+            self.helm.nudge();
+        }
+        Ok(())
     }
 
     fn command(&self, command: Command) -> Result<(), CommandError> {
         self.commands.send_timeout(command, COMMAND_DEADLINE).map_err(|error| match error {
             SendTimeoutError::Timeout(_) => CommandError::Stuck(COMMAND_DEADLINE),
             SendTimeoutError::Disconnected(_) => CommandError::Stopped,
-        })?;
-        progress::wake(&self.wake, &self.asleep);
-        Ok(())
+        })
+    }
+
+    /// Has what was commanded carried out: on this thread if the progress thread sleeps or [rests](Self::progress), which takes
+    /// microseconds, as putting more than 64 KiB is left to the progress thread. For the owner of a handler, see
+    /// [`start_with`](Self::start_with); without one every command does this by itself.
+    pub fn carry_out(&self) {
+        self.helm.nudge();
+    }
+
+    /// Moves the worker along, on this thread, for a moment: for a caller that looks for events again and again. While it does,
+    /// with nothing else between, the progress thread rests, so that the two do not get in each other's way; it is back a tenth
+    /// of a millisecond after this was last called, and at once when there is more to put than 64 KiB. Where progress threads
+    /// are kept on processors of their own, this does nothing.
+    ///
+    /// Returns whether anything moved.
+    pub fn progress(&self) -> bool {
+        self.helm.turn().is_some_and(|turned| turned.busy)
+    }
+
+    /// Wakes a caller that [sleeps](drive) in the progress thread's place, for it to look again at what it waits for.
+    pub fn interrupt(&self) {
+        self.helm.interrupt();
+    }
+
+    /// As [`drive`], for this worker alone.
+    pub fn drive<T>(&self, deadline: Instant, done: impl FnMut() -> Option<T>) -> Option<T> {
+        drive(std::slice::from_ref(self), deadline, done)
     }
 
     /// Stops the thread and waits until it has. What it held of its owner, the handler of events for one, is dropped with
     /// it. Everything after that is [`CommandError::Stopped`].
     pub fn stop(&self) {
         if self.command(Command::Stop).is_ok() {
+            self.helm.take_over();
             // Ends with the thread; past the deadline the thread is stuck inside UCX and is left to the process's end.
             if self.stopped.recv_timeout(COMMAND_DEADLINE) == Err(crossbeam::channel::RecvTimeoutError::Timeout) {
                 tracing::error!("the progress thread did not stop");
@@ -422,6 +500,84 @@ impl Drop for Worker {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+/// Moves workers along in the place of their progress threads until `done` returns something. For a caller that would otherwise
+/// sleep until then: a message that it waits for wakes it at once, and not the progress thread first. It sleeps when nothing is in
+/// flight and nothing has moved for as long as the progress threads [linger](crate::ContextOptions::linger). Whoever brings
+/// about what `done` looks at without one of the workers calls [`Worker::interrupt`] then.
+///
+/// `None` at `deadline`, or if the progress threads' place is taken or not to be had: then it is time to wait in another way,
+/// until whatever `done` looks at is said by whoever moves the workers along.
+pub fn drive<T>(workers: &[Worker], deadline: Instant, mut done: impl FnMut() -> Option<T>) -> Option<T> {
+    let linger = workers.first().map(|worker| worker.context.options().linger)?;
+    let (mut moved, mut slept, mut more) = (Instant::now(), false, vec![false; workers.len()]);
+    let found = loop {
+        if let Some(found) = done() {
+            break Some(found);
+        }
+        let (mut busy, mut alone) = (false, true);
+        for (worker, more) in workers.iter().zip(&mut more) {
+            let turned = worker.helm.turn();
+            busy |= turned.is_some_and(|turned| turned.busy);
+            alone &= turned.is_some();
+            *more = turned.is_some_and(|turned| turned.more);
+        }
+        let now = Instant::now();
+        if now >= deadline {
+            break None;
+        } else if busy {
+            moved = now;
+        } else if now.saturating_duration_since(moved) < linger || (alone && more.contains(&true)) {
+            thread::yield_now(); // the other end may share this core
+        } else if !alone {
+            break None;
+        } else {
+            let found = sleep(workers, deadline, &mut done);
+            (moved, slept) = (Instant::now(), true);
+            match found {
+                Ok(None) | Err(Restless::Busy) => {}
+                Ok(found) => break found,
+                Err(Restless::Taken) => break None,
+            }
+        }
+    };
+    for (worker, more) in workers.iter().zip(more) {
+        let left = found.is_none() || (more && worker.helm.finish());
+        worker.helm.leave(left, slept);
+    }
+    found
+}
+
+/// Sleeps in the place of the workers' threads, and looks whether what is waited for has happened before it did.
+fn sleep<T>(
+    workers: &[Worker],
+    deadline: Instant,
+    done: &mut impl FnMut() -> Option<T>,
+) -> Result<Option<T>, Restless> {
+    let mut wakers = Vec::new();
+    let (mut asleep, mut restless) = (0, None);
+    for worker in workers {
+        match worker.helm.lie_down() {
+            Ok(its) => wakers.extend(its),
+            Err(why) => {
+                restless = Some(why);
+                break;
+            }
+        }
+        asleep += 1;
+    }
+    let found = match restless {
+        None => Ok(done()),
+        Some(why) => Err(why),
+    };
+    if let Ok(None) = found {
+        let fds = wakers.iter().map(|waker| PollFd::new(waker, PollFlags::IN));
+        let left = deadline.saturating_duration_since(Instant::now()).min(SLEEP_MAX);
+        let _ = poll(&mut fds.collect::<Vec<_>>(), Timespec::try_from(left).ok().as_ref()); // interrupted is as good as woken
+    }
+    workers.iter().take(asleep).for_each(|worker| worker.helm.get_up());
+    found
 }
 
 /// A number that names one endpoint or key of this process, so that one worker's is unknown to the others.

@@ -5,6 +5,7 @@
     reason = "a test fails by panicking; its patterns wrap"
 )]
 
+mod driven;
 mod large;
 mod suite;
 

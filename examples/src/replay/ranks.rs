@@ -14,7 +14,7 @@ use kvferry::{
 };
 use kvferry_layout::PageTable;
 use kvferry_match::BlockMap;
-use kvferry_wire::{Region, Route, Version};
+use kvferry_wire::{Region, TransferStats, Version};
 
 use crate::failure;
 use crate::meet::{Member, Side};
@@ -134,14 +134,14 @@ pub struct Moved {
 }
 
 /// What moved between two ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
     /// Bytes, by the count of whoever says so.
     pub bytes: u64,
     /// A prefill rank: from the first write to the last byte's being there. A decode rank: from asking to being told.
     pub elapsed: Duration,
-    /// How they went. A decode rank does not know.
-    pub route: Option<Route>,
+    /// How they went.
+    pub carried: Vec<TransferStats>,
 }
 
 /// Why a rank's part of a request failed.
@@ -279,12 +279,12 @@ impl Rank {
             Side::Sender => self.finish(self.engine.send(self.link, key, maps, tokens), |sent| Part {
                 bytes: sent.bytes,
                 elapsed: sent.elapsed,
-                route: Some(sent.route),
+                carried: sent.carried.clone(),
             }),
             Side::Receiver => self.finish(self.engine.receive(self.link, key, &maps, tokens), |received| Part {
                 bytes: received.bytes,
                 elapsed: received.elapsed,
-                route: None,
+                carried: received.carried.clone(),
             }),
         };
         let ended = Instant::now();

@@ -138,8 +138,8 @@ impl Figures {
         let writes = done().flat_map(|record| record.of_side(Side::Sender)).flat_map(|leg| leg.parts.iter().flatten());
         let writes: Vec<&Part> = writes.filter(|part| part.bytes > 0).collect();
         let mut routes = BTreeMap::new();
-        for (route, bytes) in writes.iter().filter_map(|part| Some((part.route?, part.bytes))) {
-            *routes.entry(route.to_string()).or_default() += bytes;
+        for of in writes.iter().flat_map(|part| &part.carried) {
+            *routes.entry(of.route.to_string()).or_default() += of.bytes;
         }
         Self {
             elapsed_s: elapsed.as_secs_f64(),
@@ -185,7 +185,7 @@ fn union(mut intervals: Vec<(Duration, Duration)>) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use kvferry_wire::Route;
+    use kvferry_wire::{Route, RouteReason, TransferStats};
 
     use super::*;
 
@@ -207,8 +207,11 @@ mod tests {
     }
 
     fn leg(side: Side, posted: u32, ended: u32, parts: Option<&[u64]>) -> Leg {
-        let route = (side == Side::Sender).then_some(Route::Direct);
-        let part = |bytes: &u64| Part { bytes: *bytes, elapsed: MS, route };
+        let carried = |bytes: u64| {
+            let (route, reason) = (Route::Direct, RouteReason::TargetMapped);
+            vec![TransferStats { bytes, runs: 1, elapsed: MS, route, reason }]
+        };
+        let part = |bytes: &u64| Part { bytes: *bytes, elapsed: MS, carried: carried(*bytes) };
         Leg {
             member: Member { side, rank: 0 },
             posted: posted * MS,

@@ -345,7 +345,7 @@ mod tests {
     }
 
     fn leg(side: Side, rank: u32, posted: u32, ended: u32, bytes: Option<u64>) -> Leg {
-        let parts = bytes.map(|bytes| vec![Part { bytes, elapsed: MS, route: None }]);
+        let parts = bytes.map(|bytes| vec![Part { bytes, elapsed: MS, carried: Vec::new() }]);
         Leg { member: Member { side, rank }, posted: posted * MS, ended: ended * MS, parts, checked_bytes: 0 }
     }
 

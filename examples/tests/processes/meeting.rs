@@ -91,13 +91,18 @@ fn cards_that_cannot_be_used() {
     // A card starts with 8 bytes that say what it is and 2 of protocol version.
     let other_version = receiver_among(&cards, |card| card[8..10].copy_from_slice(&999_u16.to_le_bytes()));
     let line = other_version.failure(1);
-    assert!(line.starts_with("source rank 1: card refused: it speaks protocol version 999, this side "), "{line}");
+    assert!(
+        line.starts_with(
+            "cards of the sender instance: card 1 was refused: it speaks protocol version 999, this side "
+        ),
+        "{line}"
+    );
 
     let damaged = receiver_among(&cards, |card| card[100] ^= 1);
-    assert_eq!(damaged.failure(1), "source rank 1: card refused: its card was damaged on the way");
+    assert_eq!(damaged.failure(1), "cards of the sender instance: card 1 was refused: its card was damaged on the way");
 
     let rubbish = receiver_among(&cards, |card| *card = b"rubbish".into());
-    assert_eq!(rubbish.failure(1), "source rank 1: card refused: 7 B that are no card");
+    assert_eq!(rubbish.failure(1), "cards of the sender instance: card 1 was refused: 7 B that are no card");
 }
 
 /// Cards of an earlier run, whose processes are gone.

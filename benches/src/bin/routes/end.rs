@@ -61,6 +61,7 @@ impl End {
                 Ok(Event::Progress { .. } | Event::TransferDone { result: Ok(_), .. }) => {}
                 Ok(event) => return Err(format!("{event:?} in place of a frame").into()),
                 Err(_) if start.elapsed() > DEADLINE => return Err("nothing happened for a minute".into()),
+                Err(_) if self.worker.progress() => {}
                 Err(_) => std::thread::yield_now(),
             }
         }

@@ -4,8 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvferry_wire::{Route, RouteReason};
-
 use super::{PutId, Resend};
 use crate::error::{PeerName, Phase};
 use crate::message::{About, Done, Message, PartCheck, Refusal, RequestKey, Stopped, Want};
@@ -64,9 +62,7 @@ impl Outgoing {
             pieces: 0,
             runs: 0,
             bytes: 0,
-            // What the wire makes of it is known when it has ended.
-            route: Route::Runs,
-            reason: RouteReason::Empty,
+            carried: Vec::new(),
             elapsed: Duration::ZERO,
             times: Default::default(),
         };
@@ -126,6 +122,7 @@ impl Outgoing {
             about: want.about,
             bytes: want.bytes,
             plan: want.plan,
+            carried: self.sent.carried.clone(),
             note: note.to_vec(),
             checks: self.checks.clone(),
         }))

@@ -17,7 +17,7 @@ use super::timers::Subject;
 use super::{Action, Core, Handle, LinkId, Resend, ToVerify, say};
 use crate::error::{PartError, PeerName, Phase, PostError, RequestError, TransferError};
 use crate::message::{About, Done, Message, Moved, Refusal, Refused, RequestKey, Serial, Stopped, Want};
-use crate::report::Received;
+use crate::report::{Received, Times};
 
 /// Blocks of one receive, all groups together: what surely fits a frame, at 6 bytes a block and 1,024 for the rest.
 pub(crate) const WANT_BLOCKS_MAX: usize = (FRAME_PAYLOAD_BYTES_MAX - 1024) / 6;
@@ -33,6 +33,8 @@ pub(super) struct Receiving {
     pub(super) block_maps: Arc<[BlockMap]>,
     tokens: Range<u64>,
     posted: Instant,
+    /// How long the call that posted it took.
+    posting: Duration,
     /// Empty until a link has been chosen.
     pub(super) parts: BTreeMap<u64, Incoming>,
     /// The outcome is known.
@@ -51,8 +53,10 @@ pub(super) struct Incoming {
     heard: bool,
     started: Instant,
     news: Instant,
+    /// When the source began to write, once there is a sign of it.
+    begun: Option<Instant>,
     /// A report that is being verified.
-    report: Option<Done>,
+    report: Option<(Instant, Done)>,
     pub(super) end: Option<Result<Received, ()>>,
     pub(super) exposure: Exposure,
     /// A `Want`, or after the end a `Cancel`, that has not been answered.
@@ -142,6 +146,7 @@ impl Core {
             block_maps: block_maps.into(),
             tokens: tokens.clone(),
             posted: now,
+            posting: Duration::ZERO,
             parts: BTreeMap::new(),
             ended: false,
             ended_at: None,
@@ -153,6 +158,13 @@ impl Core {
                 self.timers.set(Subject::Choice(key), Some(now + self.limits.patience));
                 Ok(Vec::new())
             }
+        }
+    }
+
+    /// How long the call that posted a receive took.
+    pub(crate) fn receive_posted_in(&mut self, key: RequestKey, posting: Duration) {
+        if let Some(receive) = self.receives.get_mut(&key) {
+            receive.posting = posting;
         }
     }
 
@@ -206,6 +218,7 @@ impl Core {
                 heard: false,
                 started: receive.posted,
                 news: now,
+                begun: None,
                 report: None,
                 end: None,
                 // Before the want leaves.
@@ -276,6 +289,7 @@ impl Core {
             return Vec::new(); // no progress, so no reason for more patience
         }
         (part.heard, part.news, part.moved, part.asks) = (true, now, bytes, None);
+        part.begun.get_or_insert(now);
         self.arm_incoming(about.key, epoch);
         let moved = self.receives[&about.key].parts.values().map(|part| part.moved).sum();
         vec![Action::Progress { handle: Handle::Receive(about.key), moved }]
@@ -306,7 +320,7 @@ impl Core {
             return self.conclude(now, epoch, about, Err((Refusal::PlansDiffer, Some(error))));
         }
         if verify && expected > 0 {
-            part.report = Some(done.clone());
+            part.report = Some((now, done.clone()));
             part.asks = None;
             self.arm_incoming(about.key, epoch);
             let receive = &self.receives[&about.key];
@@ -319,7 +333,7 @@ impl Core {
             });
             return vec![Action::Verify { epoch, key: about.key, check }];
         }
-        self.conclude(now, epoch, about, Ok(done.note))
+        self.conclude(now, epoch, about, Ok((now, done)))
     }
 
     /// What has arrived was compared with the sums in the report.
@@ -331,7 +345,7 @@ impl Core {
         let peer = part.name;
         let verdict = match (&part.end, same) {
             (Some(_), _) => Err((Refusal::Cancelled, None)),
-            (None, true) => Ok(report.note),
+            (None, true) => Ok(report),
             (None, false) => Err((Refusal::Corrupted, Some(TransferError::Corrupted { peer }))),
         };
         self.conclude(now, epoch, about, verdict)
@@ -343,7 +357,7 @@ impl Core {
         now: Instant,
         epoch: u64,
         about: About,
-        verdict: Result<Vec<u8>, (Refusal, Option<TransferError>)>,
+        verdict: Result<(Instant, Done), (Refusal, Option<TransferError>)>,
     ) -> Vec<Action> {
         let Some(peer) = self.peers.get_mut(&epoch) else { return Vec::new() };
         let (rank, rows) = (peer.peer.rank, peer.peer.rows);
@@ -357,10 +371,15 @@ impl Core {
         let phase = part.phase();
         (part.exposure, part.asks) = (Exposure::Quiet, None);
         match verdict {
-            Ok(note) => {
+            Ok((reported, Done { carried, note, .. })) => {
                 part.moved = part.expected;
                 let (bytes, elapsed) = (part.expected, now - part.started);
-                part.end = Some(Ok(Received { rank, rows, bytes, elapsed, note }));
+                // What is over before there is a word of it began as long ago as it took.
+                let writing = carried.iter().fold(Duration::ZERO, |sum, of| sum.saturating_add(of.elapsed));
+                let until_report = reported - part.started;
+                let queued = part.begun.map_or(until_report.saturating_sub(writing), |begun| begun - part.started);
+                let times = Times { queued, settling: now - reported, ..Times::default() };
+                part.end = Some(Ok(Received { rank, rows, bytes, carried, elapsed, times, note }));
                 self.arm_incoming(about.key, epoch);
                 actions.extend(self.finish_receive(now, about.key));
             }
@@ -460,6 +479,9 @@ impl Core {
         });
         let Some(mut received) = ends.collect::<Option<Vec<Received>>>() else { return Vec::new() };
         (receive.ended, receive.ended_at) = (true, Some(now));
+        for Received { times, .. } in &mut received {
+            (times.posting, times.total) = (receive.posting, now - receive.posted);
+        }
         received.sort_by_key(|received| received.rank);
         let mut actions = vec![Action::Received { key, outcome: Ok(received) }];
         actions.extend(self.settle(key));

@@ -380,7 +380,7 @@ impl Core {
         }
         send.ended = true;
         let total = now - send.posted;
-        let mut sent: Vec<Sent> = send.parts.values().map(|part| part.sent).collect();
+        let mut sent: Vec<Sent> = send.parts.values().map(|part| part.sent.clone()).collect();
         sent.iter_mut().for_each(|sent| sent.times.total = total);
         sent.sort_by_key(|sent| sent.rank);
         let mut actions = vec![Action::Sent { ticket, outcome: Ok(sent) }];

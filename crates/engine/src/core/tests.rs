@@ -175,16 +175,19 @@ fn a_request_goes_through_want_put_done_and_acknowledgement() {
     // The wire was told to say the report the moment that the write ends.
     assert!(said(&source.put_done(now, put, Ok(stats()))).is_empty());
     let plan = want(7, 0).plan;
-    let done = Done { about: about(7, 0), bytes: BYTES, plan, note: vec![3], checks: Vec::new() };
+    let done =
+        Done { about: about(7, 0), bytes: BYTES, plan, carried: vec![stats()], note: vec![3], checks: Vec::new() };
     let actions = destination.heard(now + Duration::from_secs(1), SOURCE, Message::Done(done.clone()));
     let Some(Action::Received { outcome: Ok(received), .. }) = actions.get(1) else { panic!("{actions:?}") };
     assert_eq!((received[0].bytes, received[0].elapsed), (BYTES, Duration::from_secs(1)));
+    assert_eq!((&received[0].carried, received[0].times.total), (&vec![stats()], Duration::from_secs(1)));
     assert!(is_quiet(&actions));
     let again = said(&destination.heard(now, SOURCE, Message::Done(done)));
     assert_eq!(again, [Message::DoneAck(about(7, 0))], "a report that is heard twice is answered twice");
     let actions = source.heard(now, DESTINATION, again[0].clone());
     let Some(Action::Sent { outcome: Ok(sent), .. }) = actions.first() else { panic!("{actions:?}") };
     assert_eq!((sent[0].bytes, sent[0].runs, sent[0].elapsed), (BYTES, 2, Duration::from_millis(3)));
+    assert_eq!(sent[0].carried, [stats()], "both ends tell the same");
     assert!(is_quiet(&actions));
     assert_eq!((source.next_deadline(), destination.next_deadline()), (None, None), "nothing is left to wait for");
     assert!(matches!(receive(&mut destination, now, 7), Err(PostError::Over(_))), "an attempt ends once");
@@ -281,7 +284,7 @@ fn a_source_that_reports_other_bytes_or_another_plan_is_not_believed() {
     let Want { bytes, plan, .. } = want(7, 0);
     for (bytes, plan) in [(bytes - 1, plan), (bytes, Digest(0))] {
         let (_, mut destination, _) = moving(now);
-        let done = Done { about: about(7, 0), bytes, plan, note: Vec::new(), checks: Vec::new() };
+        let done = Done { about: about(7, 0), bytes, plan, carried: Vec::new(), note: Vec::new(), checks: Vec::new() };
         let actions = destination.heard(now, SOURCE, Message::Done(done));
         assert!(matches!(failure(&actions), TransferError::PlansDiffer { expected: BYTES, .. }));
         assert!(is_quiet(&actions), "the source writes no more, whatever it has written");
@@ -424,7 +427,8 @@ fn sums_that_differ_fail_the_request() {
         destination.limits.verify = true;
         receive(&mut destination, now, 7).unwrap();
         let Want { about, bytes, plan, .. } = want(7, 0);
-        let done = Message::Done(Done { about, bytes, plan, note: Vec::new(), checks: Vec::new() });
+        let done =
+            Message::Done(Done { about, bytes, plan, carried: Vec::new(), note: Vec::new(), checks: Vec::new() });
         let actions = destination.heard(now, SOURCE, done.clone());
         assert!(matches!(actions[..], [Action::Verify { epoch: SOURCE, .. }]), "{actions:?}");
         assert!(destination.heard(now, SOURCE, done).is_empty(), "it is being looked at");
@@ -482,7 +486,14 @@ fn forged() -> impl Strategy<Value = Message> {
         (call, any::<u64>()).prop_map(|(call, floor)| Message::Welcome(Welcome { call, floor })),
         (about.clone(), any::<u64>()).prop_map(|(about, bytes)| Message::Moved(Moved { about, bytes })),
         (about.clone(), any::<u64>()).prop_map(|(about, bytes)| {
-            Message::Done(Done { about, bytes, plan: Digest(0), note: vec![1], checks: Vec::new() })
+            Message::Done(Done {
+                about,
+                bytes,
+                plan: Digest(0),
+                carried: Vec::new(),
+                note: vec![1],
+                checks: Vec::new(),
+            })
         }),
         about.clone().prop_map(Message::DoneAck),
         about.clone().prop_map(Message::Got),

@@ -13,6 +13,7 @@ use super::sending::Pushed;
 use super::{Action, Core, Handle, Peer, PutId, Resend, Ticket, say};
 use crate::error::{PartError, Phase, TransferError};
 use crate::message::{Message, Moved, PartCheck, Refusal, Want};
+use crate::report::carry;
 
 impl Core {
     /// Writes to a destination what has been pushed and is ready, if it has said where to.
@@ -131,10 +132,10 @@ impl Core {
         }
         part.news = now;
         match result {
-            Ok(TransferStats { bytes, route, reason, elapsed, .. }) => {
-                part.moved += bytes;
-                (part.sent.route, part.sent.reason) = (route, reason);
-                part.sent.elapsed += elapsed;
+            Ok(stats) => {
+                part.moved += stats.bytes;
+                part.sent.elapsed += stats.elapsed;
+                carry(&mut part.sent.carried, stats);
                 part.settling = Some(now);
             }
             Err(source) => {

@@ -26,7 +26,8 @@ fn ticket(request: u64) -> Ticket {
 
 fn part(rank: u32, bytes: u64, route: Route) -> Sent {
     let (reason, elapsed, times) = (RouteReason::Forced, Duration::from_millis(2), Times::default());
-    Sent { rank, rows: 1, pieces: 1, runs: 1, bytes, route, reason, elapsed, times }
+    let carried = vec![TransferStats { bytes, runs: 1, elapsed, route, reason }];
+    Sent { rank, rows: 1, pieces: 1, runs: 1, bytes, carried, elapsed, times }
 }
 
 fn error(request: u64, error: TransferError) -> RequestError {
@@ -77,7 +78,8 @@ fn requests_are_counted_by_side_outcome_route_and_reason() {
         telemetry.receive_begun(key(7), &(0..32), 2, now);
         telemetry.received(end, key(7), &Err(error(7, lost)));
         telemetry.receive_begun(key(8), &(0..32), 2, now);
-        let received = Received { rank: 0, rows: 1, bytes: 50, elapsed: TOTAL, note: Vec::new() };
+        let (carried, times) = (Vec::new(), Times::default());
+        let received = Received { rank: 0, rows: 1, bytes: 50, carried, elapsed: TOTAL, times, note: Vec::new() };
         telemetry.received(end, key(8), &Ok(vec![received.clone(), received]));
         telemetry.dropped_frame();
     });

@@ -102,21 +102,6 @@ fn more_slots_than_a_number_holds_are_several_pools() {
     assert_eq!(seen, starts);
 }
 
-#[test]
-fn runs_are_found_in_regions_that_overlap() {
-    let mut finder = Finder::new([(1000, 100), (1010, 10), (5000, 50)].into_iter());
-    let mut find = |address, bytes| finder.find(Run { address, bytes });
-    assert_eq!(find(1015, 5), Some((0, 15))); // as good as the other
-    assert_eq!(find(1015, 6), Some((0, 15)));
-    assert_eq!(find(1099, 1), Some((0, 99)));
-    assert_eq!(find(5000, 50), Some((2, 0)));
-    assert_eq!(find(5050, 0), Some((2, 50)));
-    for (address, bytes) in [(1099, 2), (999, 1), (999, 200), (1100, 1), (5049, 2), (0, u64::MAX), (u64::MAX, u64::MAX)]
-    {
-        assert_eq!(find(address, bytes), None, "{bytes} B at {address}");
-    }
-}
-
 fn entries() -> impl Strategy<Value = Vec<Entry>> {
     let one = (0..2u32, 0..2u32, 0..9u64, 0..300u64, 0..300u64);
     let one = one.prop_map(|(local, remote, bytes, from, to)| Entry { local, remote, bytes, from, to });

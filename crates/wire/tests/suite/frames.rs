@@ -1,6 +1,6 @@
 //! Messages.
 
-use kvferry_wire::{CommandError, Event, FRAME_PAYLOAD_BYTES_MAX, FrameError, TransferId};
+use kvferry_wire::{CommandError, Event, FRAME_PAYLOAD_BYTES_MAX, FrameError, TransferId, TransferStats};
 
 use super::end::{Way, bytes, filled, pair, pattern, side_by_side};
 
@@ -38,13 +38,22 @@ pub(crate) fn a_frame_behind_a_transfer_finds_its_bytes(way: &Way) {
     for round in 0..20u8 {
         source.write(0, &vec![round + 1; BYTES as usize]).unwrap();
         let part = side_by_side((&source, 0), (remote, 0), BYTES / 30, 30);
-        a.worker.put_then_send(a.to_peer, TransferId(0), vec![part], u16::from(round), Vec::new()).unwrap();
+        let (parts, kind) = (vec![part], u16::from(round));
+        let with_stats = round % 2 == 1;
+        if with_stats {
+            a.worker.put_then_report(a.to_peer, TransferId(0), parts, kind, vec![round]).unwrap();
+        } else {
+            a.worker.put_then_send(a.to_peer, TransferId(0), parts, kind, vec![round]).unwrap();
+        }
         // Alone, the two come to the same queue in either order.
         let (mut ended, mut heard) = (false, false);
         while !heard || (way.alone && !ended) {
             match b.event() {
                 Event::Frame(frame) if frame.kind == u16::from(round) => {
                     assert!(bytes(&target) == vec![round + 1; BYTES as usize], "{way:?}, round {round}");
+                    assert_eq!(frame.payload[0], round);
+                    let stats = TransferStats::from_bytes(&frame.payload[1..]);
+                    assert_eq!(stats.map(|stats| stats.bytes), with_stats.then_some(BYTES));
                     heard = true;
                 }
                 Event::TransferDone { result, .. } if way.alone => ended = result.is_ok(),

@@ -1,6 +1,7 @@
 //! What is promised, whatever carries it. Every binary that includes this runs the same behaviours over its own ways.
 
 pub(crate) mod bounds;
+pub(crate) mod driven;
 pub(crate) mod end;
 pub(crate) mod ends;
 pub(crate) mod frames;
@@ -29,6 +30,10 @@ macro_rules! conformance {
             frames_arrive_in_order_with_their_epoch_up_to_the_limit
             a_frame_for_an_earlier_life_is_dropped_and_named
             a_frame_behind_a_transfer_finds_its_bytes
+        }
+        $crate::suite::conformance! {
+            $run: driven:
+            whoever_polls_or_waits_gets_what_it_waits_for
         }
         $crate::suite::conformance! {
             $run: bounds:

@@ -1,0 +1,161 @@
+//! Reads: pulled by this side where it can, and else pushed by the peer on request.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvferry_wire::{Part, PutError, RegionId, TransferId, TransferStats};
+
+use crate::error::Failure;
+use crate::message::{self, Message, NOTIFY, Refused};
+use crate::shared::{Shared, State, failure};
+use crate::transfer::Inner;
+
+/// A read that a peer was asked to push.
+#[derive(Debug)]
+pub(crate) struct Read {
+    pub(crate) transfer: Arc<Inner>,
+    /// The last sign of life of the peer, as far as the read goes.
+    pub(crate) moved: Instant,
+    /// Whether its owner was told of an end already, and only quiet is waited for.
+    pub(crate) ended: bool,
+}
+
+impl Shared {
+    /// Asks the peer to push `parts`, after it was told where to.
+    pub(crate) fn ask(&self, state: &mut State, transfer: &Arc<Inner>, id: TransferId, parts: &[Part]) {
+        let connection = state.peers.get_mut(&transfer.epoch).and_then(|peer| peer.connection.as_mut());
+        // A connection that is gone ends the read at once: see `connection_lost`, which finds it among the reads.
+        if let Some(connection) = connection {
+            for part in parts {
+                if connection.told.insert(part.local.id()) {
+                    self.say(connection.endpoint, &Message::Region(part.local.card()));
+                }
+            }
+            for message in message::read(id.0, parts) {
+                self.say(connection.endpoint, &message);
+            }
+        }
+        state.reads.insert(id.0, Read { transfer: transfer.clone(), moved: Instant::now(), ended: false });
+        self.look();
+    }
+
+    /// A pull has ended. One that had no way is asked for.
+    pub(crate) fn pulled(&self, transfer: &Arc<Inner>, id: TransferId, result: Result<TransferStats, PutError>) {
+        match result {
+            Err(PutError::RouteUnavailable { .. }) => {
+                let parts = transfer.parts().unwrap_or_default();
+                let mut state = self.state.lock();
+                let peer = state.peers.get_mut(&transfer.epoch);
+                let connection = peer.and_then(|peer| peer.connection.as_mut());
+                let connection = connection.filter(|connection| connection.endpoint == transfer.endpoint);
+                match connection {
+                    Some(connection) if !parts.is_empty() && !transfer.is_given_up() => {
+                        connection
+                            .not_pulled
+                            .extend(parts.iter().map(|part| part.remote.id()).collect::<Vec<RegionId>>());
+                        self.ask(&mut state, transfer, id, &parts);
+                    }
+                    Some(_) => {
+                        drop(state);
+                        transfer.end(id, Err(Failure::Cancelled), false);
+                    }
+                    None => {
+                        drop(state);
+                        transfer.end(id, Err(Failure::Disconnected { name: transfer.name.to_string() }), false);
+                    }
+                }
+            }
+            Err(error) => transfer.end(id, Err(failure(transfer, error)), false),
+            Ok(stats) => self.read_ended(transfer, id, Some(stats)),
+        }
+    }
+
+    /// The bytes are here: the peer is told, if it is to be, and then the owner.
+    fn read_ended(&self, transfer: &Arc<Inner>, id: TransferId, stats: Option<TransferStats>) {
+        if let Some(message) = transfer.notification() {
+            // A peer that is gone has no use for it.
+            let _ = self.worker().send(transfer.endpoint, NOTIFY, message);
+        }
+        transfer.end(id, Ok(stats), false);
+    }
+
+    pub(crate) fn cancel_read(&self, state: &mut State, transfer: &Arc<Inner>, id: TransferId) {
+        let Some(read) = state.reads.get_mut(&id.0) else { return };
+        read.moved = Instant::now(); // to answer, the peer has all of the patience
+        self.say(transfer.endpoint, &Message::CancelRead { serial: id.0 });
+    }
+
+    pub(crate) fn read_moves(&self, epoch: u64, serial: u64) {
+        let mut state = self.state.lock();
+        let read = state.reads.get_mut(&serial).filter(|read| read.transfer.epoch == epoch);
+        read.into_iter().for_each(|read| read.moved = Instant::now());
+    }
+
+    /// Takes a read of the peer out, if it is one.
+    fn take_read(&self, epoch: u64, serial: u64) -> Option<Read> {
+        let mut state = self.state.lock();
+        let of_peer = state.reads.get(&serial).is_some_and(|read| read.transfer.epoch == epoch);
+        if of_peer { state.reads.remove(&serial) } else { None }
+    }
+
+    pub(crate) fn read_done(&self, epoch: u64, serial: u64) {
+        let Some(read) = self.take_read(epoch, serial) else { return };
+        match read.ended {
+            true => read.transfer.settle(),
+            false => self.read_ended(&read.transfer, TransferId(serial), None),
+        }
+        self.leave(epoch);
+    }
+
+    pub(crate) fn read_failed(&self, epoch: u64, serial: u64, why: Refused, settled: bool) {
+        let Some(mut read) = self.take_read(epoch, serial) else { return };
+        let transfer = read.transfer.clone();
+        let was_ended = std::mem::replace(&mut read.ended, true);
+        if !settled {
+            self.state.lock().reads.insert(serial, read);
+        }
+        if !was_ended {
+            transfer.end(TransferId(serial), Err(Failure::refused(&transfer.name, why)), !settled);
+        } else if settled {
+            transfer.settle();
+        }
+        self.leave(epoch);
+    }
+
+    /// The reads of a peer whose connection is gone, to be ended by the caller once the lock is free. They are kept until the
+    /// peer is known to be dead: until then it may write.
+    pub(crate) fn lose_reads(&self, state: &mut State, epoch: u64) -> Vec<(Arc<Inner>, TransferId)> {
+        let mut lost = Vec::new();
+        for (serial, read) in &mut state.reads {
+            if read.transfer.epoch == epoch && !std::mem::replace(&mut read.ended, true) {
+                lost.push((read.transfer.clone(), TransferId(*serial)));
+            }
+        }
+        lost
+    }
+
+    /// Ends the reads of peers that have been silent for too long.
+    pub(crate) fn end_silent(&self, patience: Duration) {
+        let mut silent = Vec::new();
+        for (serial, read) in &mut self.state.lock().reads {
+            if !read.ended && read.moved.elapsed() >= patience {
+                read.ended = true;
+                silent.push((read.transfer.clone(), TransferId(*serial)));
+            }
+        }
+        for (transfer, id) in silent {
+            self.say(transfer.endpoint, &Message::CancelRead { serial: id.0 });
+            let name = transfer.name.to_string();
+            transfer.end(id, Err(Failure::Silent { name, waited: patience }), true);
+        }
+    }
+
+    /// Closes the connection to a peer that was removed, once nothing depends on it any more.
+    pub(crate) fn leave(&self, epoch: u64) {
+        let mut state = self.state.lock();
+        let leaving = state.peers.get(&epoch).is_some_and(|peer| peer.leaving);
+        if leaving && !state.reads.values().any(|read| read.transfer.epoch == epoch) {
+            self.forget_peer(&mut state, epoch);
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Reads of peers, which this side pushes to them. All of it runs on the progress thread, but for the first of a peer: then
+//! the connection to it has to be made, which waits for that thread.
+
+use kvferry_wire::{Part, PutError, RegionCard, TransferId};
+
+use crate::control::Chore;
+use crate::message::{MESSAGE, Message, Refused, Wanted};
+use crate::shared::{Flight, Shared, State};
+
+/// Reads of one peer that may be under way.
+const READS_MAX: usize = 1 << 12;
+
+/// Pairs of slots of one read.
+const PAIRS_MAX: usize = 1 << 24;
+
+/// Regions of one peer that its reads may name.
+const REGIONS_MAX: usize = 1 << 16;
+
+/// A read of a peer.
+#[derive(Debug)]
+pub(crate) enum Serving {
+    /// Being described, or waiting for the connection.
+    Wanted { parts: Vec<Wanted>, pairs: usize },
+    /// Being pushed.
+    Moving(TransferId),
+}
+
+impl Shared {
+    /// A peer tells of memory that it reads into. It is imported when it is first named.
+    pub(crate) fn asked_for(&self, epoch: u64, card: RegionCard) {
+        let mut state = self.state.lock();
+        let Some(peer) = state.peers.get_mut(&epoch) else { return };
+        if peer.asked_for.len() < REGIONS_MAX {
+            peer.asked_for.retain(|_, old| (old.base, old.bytes) != (card.base, card.bytes)); // registered anew
+            peer.asked_for.insert(card.id(), card);
+        }
+    }
+
+    pub(crate) fn wanted(&self, epoch: u64, serial: u64, last: bool, more: Vec<Wanted>) {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        if !state.peers.contains_key(&epoch) {
+            return tracing::warn!(epoch, "a read of an agent that has not greeted is dropped");
+        }
+        let under_way = state.serving.range((epoch, 0)..=(epoch, u64::MAX)).count();
+        let fresh = !state.serving.contains_key(&(epoch, serial));
+        if fresh && under_way >= READS_MAX {
+            return self.refuse(state, epoch, serial, Refused::Busy, true);
+        }
+        let serving = state.serving.entry((epoch, serial)).or_insert(Serving::Wanted { parts: Vec::new(), pairs: 0 });
+        let Serving::Wanted { parts, pairs } = serving else { return }; // said twice
+        *pairs += more.iter().map(Wanted::pairs).sum::<usize>();
+        if *pairs > PAIRS_MAX {
+            state.serving.remove(&(epoch, serial));
+            return self.refuse(state, epoch, serial, Refused::Busy, true);
+        }
+        parts.extend(more);
+        if !last {
+            return;
+        }
+        let connection = state.peers.get(&epoch).and_then(|peer| peer.connection.as_ref());
+        if connection.is_some_and(|connection| parts.iter().all(|part| connection.imported.contains_key(&part.to))) {
+            self.push(state, epoch, serial);
+        } else {
+            let _ = self.chores.send(Chore::Push { epoch, serial });
+        }
+    }
+
+    /// Starts to push a read whose memory has been imported.
+    pub(crate) fn push(&self, state: &mut State, epoch: u64, serial: u64) {
+        let Some(Serving::Wanted { parts: wanted, .. }) = state.serving.get_mut(&(epoch, serial)) else { return };
+        let wanted = std::mem::take(wanted);
+        let connection = state.peers.get(&epoch).and_then(|peer| peer.connection.as_ref());
+        let part = |wanted: &Wanted| {
+            let to = connection.and_then(|connection| connection.imported.get(&wanted.to)).ok_or(Refused::Bad)?;
+            let from = state.regions.get(&wanted.from).ok_or(Refused::NoRegion)?;
+            Ok(wanted.part(from.clone(), *to))
+        };
+        let parts: Result<Vec<Part>, Refused> = wanted.iter().map(part).collect();
+        let posted = connection.ok_or(Refused::Bad).and_then(|connection| {
+            let (id, done) = (self.next_transfer(), Message::ReadDone { serial }.encode());
+            self.worker().put_then_send(connection.endpoint, id, parts?, MESSAGE, done).map_err(|_| Refused::Bad)?;
+            Ok(id)
+        });
+        match posted {
+            Ok(id) => {
+                // The lock is held since before the post, so that its end finds this.
+                state.flights.insert(id, Flight::Served(epoch, serial));
+                state.serving.insert((epoch, serial), Serving::Moving(id));
+            }
+            Err(why) => {
+                state.serving.remove(&(epoch, serial));
+                self.refuse(state, epoch, serial, why, true);
+            }
+        }
+    }
+
+    /// A peer does not want its read any more. One that is not known has ended, which the peer has been told.
+    pub(crate) fn not_wanted(&self, epoch: u64, serial: u64) {
+        let mut state = self.state.lock();
+        match state.serving.get(&(epoch, serial)) {
+            Some(Serving::Moving(id)) => {
+                let _ = self.worker().cancel(*id); // a worker that has stopped has ended it
+            }
+            Some(Serving::Wanted { .. }) => {
+                state.serving.remove(&(epoch, serial));
+                self.refuse(&state, epoch, serial, Refused::Cancelled, true);
+            }
+            None => self.refuse(&state, epoch, serial, Refused::Cancelled, true),
+        }
+    }
+
+    /// What has moved is a sign of life for the peer that waits.
+    pub(crate) fn serving_moves(&self, transfer: TransferId, bytes: u64) {
+        let state = self.state.lock();
+        let Some(Flight::Served(epoch, serial)) = state.flights.get(&transfer) else { return };
+        if let Some(endpoint) = state.peers.get(epoch).and_then(|peer| peer.endpoint()) {
+            self.say(endpoint, &Message::ReadMoves { serial: *serial, bytes });
+        }
+    }
+
+    /// A push has ended. If well, the peer has been told by the wire.
+    pub(crate) fn served(&self, epoch: u64, serial: u64, result: Result<(), PutError>) {
+        let mut state = self.state.lock();
+        state.serving.remove(&(epoch, serial));
+        if let Err(error) = result {
+            let why = if error == PutError::Cancelled { Refused::Cancelled } else { Refused::Failed };
+            tracing::info!(epoch, serial, %error, "a read of a peer was not pushed");
+            self.refuse(&state, epoch, serial, why, !error.may_still_arrive());
+        }
+    }
+
+    pub(crate) fn refuse(&self, state: &State, epoch: u64, serial: u64, why: Refused, settled: bool) {
+        match state.peers.get(&epoch).and_then(|peer| peer.endpoint()) {
+            Some(endpoint) => self.say(endpoint, &Message::ReadFailed { serial, why, settled }),
+            // Not connected yet. A connection that was lost is not made again for this: the peer knows.
+            None if settled => drop(self.chores.send(Chore::Refuse { epoch, serial, why })),
+            None => {}
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! What the callers' threads, the progress thread and the control thread share, and what happens where the wire says it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use crossbeam::channel::Sender;
+use kvferry_wire::{
+    Context, EndpointId, Event, Frame, Part, PutError, Region, RegionId, TransferId, TransferStats, Worker,
+};
+use parking_lot::{Condvar, Mutex};
+
+use crate::control::Chore;
+use crate::error::{Failure, PostError};
+use crate::memory::Register;
+use crate::message::{MESSAGE, Message, NOTIFY};
+use crate::notification::{Notification, Notifications};
+use crate::options::AgentOptions;
+use crate::peer::Peer;
+use crate::read::Read;
+use crate::serve::Serving;
+use crate::transfer::{Inner, Operation};
+
+/// Most agents that may have greeted this one and were not added.
+const CALLERS_MAX: usize = 1 << 14;
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) name: Arc<str>,
+    pub(crate) epoch: u64,
+    pub(crate) options: AgentOptions,
+    pub(crate) context: Context,
+    /// Set before anybody else has this.
+    worker: OnceLock<Worker>,
+    pub(crate) chores: Sender<Chore>,
+    pub(crate) notifications: Notifications,
+    pub(crate) register: Register,
+    next_transfer: AtomicU64,
+    /// Held while a connection is made or memory is imported, which wait for the progress thread: never taken on it.
+    pub(crate) dialling: Mutex<()>,
+    pub(crate) state: Mutex<State>,
+    /// A peer has answered, or is gone.
+    pub(crate) answered: Condvar,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub(crate) regions: BTreeMap<RegionId, Region>,
+    /// Epochs of the remote agents that were added.
+    pub(crate) names: HashMap<Arc<str>, u64>,
+    /// By epoch.
+    pub(crate) peers: HashMap<u64, Peer>,
+    /// Epochs by connection, those of lost ones included until their peers are known to be dead.
+    pub(crate) endpoints: BTreeMap<EndpointId, u64>,
+    pub(crate) flights: HashMap<TransferId, Flight>,
+    /// Reads that peers were asked to push.
+    pub(crate) reads: HashMap<u64, Read>,
+    /// Reads that are pushed for peers, by epoch and the peer's number.
+    pub(crate) serving: BTreeMap<(u64, u64), Serving>,
+}
+
+/// Whose a transfer of the wire is.
+#[derive(Clone, Debug)]
+pub(crate) enum Flight {
+    Own(Arc<Inner>),
+    /// A peer's, by epoch and its number there.
+    Served(u64, u64),
+}
+
+impl Shared {
+    pub(crate) fn new(
+        name: Arc<str>,
+        epoch: u64,
+        options: AgentOptions,
+        context: Context,
+        chores: Sender<Chore>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            name,
+            epoch,
+            options,
+            context,
+            worker: OnceLock::new(),
+            chores,
+            notifications: Notifications::default(),
+            register: Register::default(),
+            next_transfer: AtomicU64::new(0),
+            dialling: Mutex::new(()),
+            state: Mutex::default(),
+            answered: Condvar::new(),
+        })
+    }
+
+    pub(crate) fn set_worker(&self, worker: Worker) {
+        assert!(self.worker.set(worker).is_ok(), "an agent has one worker");
+    }
+
+    pub(crate) fn worker(&self) -> &Worker {
+        self.worker.get().expect("set before anybody else has this")
+    }
+
+    pub(crate) fn next_transfer(&self) -> TransferId {
+        TransferId(self.next_transfer.fetch_add(1, Ordering::Relaxed)) // only uniqueness is asked of it
+    }
+
+    /// A message to a peer. One that is not there any more is told by the endpoint's failure.
+    pub(crate) fn say(&self, endpoint: EndpointId, message: &Message) {
+        let _ = self.worker().send(endpoint, MESSAGE, message.encode());
+    }
+
+    /// Has what was commanded of the worker carried out. Not on the progress thread, nor with a lock that it takes.
+    pub(crate) fn carry_out(&self) {}
+
+    /// Moves the worker along for somebody who looks again and again.
+    pub(crate) fn progress(&self) {
+        std::thread::yield_now(); // the worker's thread may share this core
+    }
+
+    /// Has the control thread look at the time.
+    pub(crate) fn look(&self) {
+        let _ = self.chores.send(Chore::Look);
+    }
+
+    /// Posts `parts` of a transfer.
+    pub(crate) fn post(
+        &self,
+        transfer: &Arc<Inner>,
+        id: TransferId,
+        parts: Vec<Part>,
+        notification: Option<Vec<u8>>,
+    ) -> Result<(), PostError> {
+        let mut state = self.state.lock();
+        let current = state.names.get(&transfer.name) == Some(&transfer.epoch);
+        let peer = state.peers.get(&transfer.epoch).filter(|_| current);
+        let connection = peer.and_then(|peer| peer.connection.as_ref());
+        let Some(connection) = connection.filter(|connection| connection.endpoint == transfer.endpoint) else {
+            return Err(PostError::Stale { name: transfer.name.to_string() });
+        };
+        let endpoint = connection.endpoint;
+        if transfer.operation == Operation::Read
+            && parts.iter().any(|part| !part.remote.is_mapped() || connection.not_pulled.contains(&part.remote.id()))
+        {
+            self.ask(&mut state, transfer, id, &parts);
+            drop(state);
+            self.carry_out();
+            return Ok(());
+        }
+        state.flights.insert(id, Flight::Own(transfer.clone()));
+        drop(state);
+        let posted = match (transfer.operation, notification) {
+            (Operation::Write, None) => self.worker().put(endpoint, id, parts),
+            (Operation::Write, Some(message)) => self.worker().put_then_send(endpoint, id, parts, NOTIFY, message),
+            (Operation::Read, _) => self.worker().get(endpoint, id, parts),
+        };
+        if posted.is_err() {
+            let flight = self.state.lock().flights.remove(&id);
+            drop(flight);
+        } else if self.options.transfer_deadline.is_some() {
+            self.look();
+        }
+        self.carry_out();
+        Ok(posted?)
+    }
+
+    /// Has the post `id` of a transfer end.
+    pub(crate) fn cancel(&self, transfer: &Arc<Inner>, id: TransferId) {
+        let mut state = self.state.lock();
+        if state.flights.contains_key(&id) {
+            drop(state);
+            let _ = self.worker().cancel(id); // a worker that has stopped has ended it
+        } else {
+            self.cancel_read(&mut state, transfer, id);
+            drop(state);
+        }
+        self.carry_out();
+    }
+
+    /// What happens on the progress thread.
+    pub(crate) fn hear(&self, event: Event) {
+        match event {
+            Event::Frame(frame) => self.hear_frame(frame),
+            Event::BadFrame(error) => tracing::warn!(%error, "a message is dropped"),
+            Event::TransferDone { transfer, result } => self.transfer_done(transfer, result),
+            Event::Progress { transfer, bytes } => self.serving_moves(transfer, bytes),
+            Event::EndpointFailed { endpoint, status } => {
+                tracing::info!(?endpoint, %status, "a connection has failed");
+                self.connection_lost(endpoint);
+            }
+            Event::PeerDied { endpoint } => self.peer_died(endpoint),
+            _ => {}
+        }
+    }
+
+    fn transfer_done(&self, id: TransferId, result: Result<TransferStats, PutError>) {
+        let flight = self.state.lock().flights.remove(&id);
+        match flight {
+            Some(Flight::Own(transfer)) if transfer.operation == Operation::Read => {
+                self.pulled(&transfer, id, result);
+            }
+            Some(Flight::Own(transfer)) => {
+                transfer.end(id, result.map(Some).map_err(|error| failure(&transfer, error)), false);
+            }
+            Some(Flight::Served(epoch, serial)) => self.served(epoch, serial, result.map(drop)),
+            None => {}
+        }
+    }
+
+    fn hear_frame(&self, frame: Frame) {
+        let epoch = frame.source_epoch;
+        match frame.kind {
+            NOTIFY => {
+                let from = self.state.lock().peers.get(&epoch).map(|peer| peer.name.to_string());
+                match from {
+                    Some(from) => self.notifications.add(Notification { from, message: frame.payload }),
+                    None => tracing::warn!(epoch, "a notification by an agent that has not greeted is dropped"),
+                }
+            }
+            MESSAGE => match Message::parse(&frame.payload) {
+                Some(message) => self.hear_message(epoch, message),
+                None => tracing::warn!(epoch, bytes = frame.payload.len(), "a message cannot be read"),
+            },
+            kind => tracing::warn!(epoch, kind, "a message of an unknown kind is dropped"),
+        }
+    }
+
+    fn hear_message(&self, epoch: u64, message: Message) {
+        match message {
+            Message::Hello { name, address, answer } => self.greeted(epoch, &name, address, answer),
+            Message::Welcome => {
+                let mut state = self.state.lock();
+                let connection = state.peers.get_mut(&epoch).and_then(|peer| peer.connection.as_mut());
+                connection.into_iter().for_each(|connection| connection.welcomed = true);
+                self.answered.notify_all();
+            }
+            Message::Bye => {
+                let mut state = self.state.lock();
+                if state.peers.get(&epoch).is_some_and(|peer| !peer.added) {
+                    self.forget_peer(&mut state, epoch);
+                }
+            }
+            Message::Region(card) => self.asked_for(epoch, card),
+            Message::Read { serial, last, parts } => self.wanted(epoch, serial, last, parts),
+            Message::CancelRead { serial } => self.not_wanted(epoch, serial),
+            Message::ReadMoves { serial, .. } => self.read_moves(epoch, serial),
+            Message::ReadDone { serial } => self.read_done(epoch, serial),
+            Message::ReadFailed { serial, why, settled } => self.read_failed(epoch, serial, why, settled),
+        }
+    }
+
+    /// An agent that connects says who it is. An earlier life of it that was not added here has nothing more to say.
+    fn greeted(&self, epoch: u64, name: &str, address: Vec<u8>, answer: bool) {
+        if name.is_empty() || name.len() > crate::metadata::NAME_BYTES_MAX {
+            return tracing::warn!(epoch, bytes = name.len(), "an agent greets with no name");
+        }
+        let mut state = self.state.lock();
+        let earlier = |(other, peer): (&u64, &Peer)| {
+            (*other != epoch && !peer.added && !peer.leaving && *peer.name == *name).then_some(*other)
+        };
+        for other in state.peers.iter().filter_map(earlier).collect::<Vec<_>>() {
+            self.forget_peer(&mut state, other);
+        }
+        let full = state.peers.len() >= CALLERS_MAX + state.names.len();
+        match state.peers.get_mut(&epoch) {
+            Some(peer) if *peer.name == *name => peer.address = Some(address),
+            Some(_) => return tracing::warn!(epoch, name, "an agent greets with another name"),
+            None if full => {
+                return tracing::error!(epoch, name, "too many agents have greeted this one");
+            }
+            None => drop(state.peers.insert(epoch, Peer::new(name.into(), Some(address)))),
+        }
+        drop(state);
+        if answer {
+            let _ = self.chores.send(Chore::Welcome { epoch });
+        }
+    }
+
+    /// Closes the connection to a peer, if there is one, and knows it no more.
+    pub(crate) fn forget_peer(&self, state: &mut State, epoch: u64) {
+        let Some(endpoint) = state.peers.remove(&epoch).and_then(|peer| peer.endpoint()) else { return };
+        state.endpoints.remove(&endpoint);
+        self.say(endpoint, &Message::Bye);
+        let _ = self.worker().close(endpoint); // a worker that has stopped has none
+        self.answered.notify_all();
+    }
+
+    /// Takes leave of all peers, so that those that were not asked to keep this agent forget it.
+    pub(crate) fn say_goodbye(&self) {
+        let state = self.state.lock();
+        state.peers.values().filter_map(Peer::endpoint).for_each(|endpoint| self.say(endpoint, &Message::Bye));
+    }
+
+    /// The worker has stopped: nothing ends by itself any more.
+    pub(crate) fn end_all(&self) {
+        let (flights, reads, state) = {
+            let mut state = self.state.lock();
+            let flights = std::mem::take(&mut state.flights);
+            (flights, std::mem::take(&mut state.reads), std::mem::take(&mut *state))
+        };
+        for (id, flight) in flights {
+            if let Flight::Own(transfer) = flight {
+                transfer.end(id, Err(Failure::Disconnected { name: transfer.name.to_string() }), false);
+            }
+        }
+        for (serial, read) in reads {
+            let transfer = read.transfer;
+            transfer.end(TransferId(serial), Err(Failure::Disconnected { name: transfer.name.to_string() }), true);
+        }
+        drop(state); // with the lock free
+    }
+
+    fn connection_lost(&self, endpoint: EndpointId) {
+        let mut state = self.state.lock();
+        let Some(epoch) = state.endpoints.get(&endpoint).copied() else { return };
+        if let Some(peer) = state.peers.get_mut(&epoch) {
+            peer.connection.take_if(|connection| connection.endpoint == endpoint);
+            if peer.leaving {
+                state.peers.remove(&epoch);
+            }
+        }
+        let lost = self.lose_reads(&mut state, epoch);
+        self.answered.notify_all();
+        drop(state);
+        for (transfer, id) in lost {
+            transfer.end(id, Err(Failure::Disconnected { name: transfer.name.to_string() }), true);
+        }
+    }
+
+    fn peer_died(&self, endpoint: EndpointId) {
+        let mut state = self.state.lock();
+        let Some(epoch) = state.endpoints.remove(&endpoint) else { return };
+        let settled = state.reads.extract_if(|_, read| read.transfer.epoch == epoch);
+        let settled: Vec<Read> = settled.map(|(_, read)| read).collect();
+        state.serving.retain(|(peer, _), _| *peer != epoch);
+        if state.peers.get(&epoch).is_some_and(|peer| !peer.added) {
+            state.peers.remove(&epoch);
+        }
+        drop(state);
+        settled.iter().for_each(|read| read.transfer.settle());
+    }
+}
+
+/// What an error of the wire means for a transfer.
+pub(crate) fn failure(transfer: &Inner, error: PutError) -> Failure {
+    match error {
+        PutError::Endpoint { .. } => Failure::Disconnected { name: transfer.name.to_string() },
+        PutError::Cancelled => Failure::Cancelled,
+        error => Failure::Wire(error),
+    }
+}

@@ -1,0 +1,223 @@
+//! The engine.
+
+use std::any::Any;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use kvferry::{EngineOptions, Quarantine, RequestKey};
+use kvferry_match::BlockMap;
+use kvferry_wire::CudaOptions;
+use parking_lot::Mutex;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::card::InstanceCard;
+use crate::failure::Failure;
+use crate::maps::{RawMap, block_maps};
+use crate::own::Own;
+use crate::region::Region;
+use crate::table::Table;
+use crate::transfer::Transfer;
+
+/// One rank's engine.
+#[pyclass(frozen)]
+pub(crate) struct Engine {
+    engine: Own<Mutex<Option<Arc<kvferry::Engine>>>>,
+}
+
+/// A pair of connected instances.
+#[pyclass(frozen, eq, hash, from_py_object)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Link {
+    link: kvferry::Link,
+}
+
+/// Request, attempt, side and rank of the peer, its epoch, slots, pools, bytes, seconds, reason, and all of it for people.
+type Quarantined = (u64, u32, (String, u32), u64, usize, usize, u64, f64, String, String);
+
+impl Engine {
+    /// The engine, which is not released while the caller has it.
+    fn get(&self) -> Result<Arc<kvferry::Engine>, Failure> {
+        self.engine.get()?.lock().clone().ok_or_else(Failure::closed)
+    }
+
+    /// Does something that may wait.
+    fn with<T: Send, E: Into<Failure> + Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&kvferry::Engine) -> Result<T, E> + Send,
+    ) -> Result<T, Failure> {
+        let engine = self.get()?;
+        // The last to have it releases it, which waits: hence in here.
+        py.detach(move || call(&engine)).map_err(Into::into)
+    }
+}
+
+#[pymethods]
+impl Engine {
+    /// Starts an engine: its options, and those of its GPU if it has one, as JSON; whether the environment changes them.
+    #[new]
+    fn new(py: Python<'_>, options: &str, environment: bool, gpu: Option<&str>) -> Result<Self, Failure> {
+        let mut options = EngineOptions::from_json(options)?;
+        if environment {
+            options = options.with_environment(std::env::vars())?;
+        }
+        let gpu = gpu.map(serde_json::from_str::<CudaOptions>).transpose();
+        let gpu = gpu.map_err(|error| PyValueError::new_err(format!("gpu: {error}")))?;
+        let engine = py.detach(|| match gpu {
+            Some(gpu) => kvferry::Engine::start_on_gpu(options, gpu),
+            None => kvferry::Engine::start(options),
+        })?;
+        Ok(Self { engine: Own::new(Mutex::new(Some(Arc::new(engine)))) })
+    }
+
+    /// The options of a file, as JSON.
+    #[staticmethod]
+    fn options_of_file(path: &str) -> Result<String, Failure> {
+        let options = EngineOptions::from_file(path)?;
+        serde_json::to_string(&options).map_err(|error| PyValueError::new_err(error.to_string()).into())
+    }
+
+    /// The options, as JSON.
+    fn options(&self) -> Result<String, Failure> {
+        let engine = self.get()?;
+        serde_json::to_string(engine.options()).map_err(|error| PyValueError::new_err(error.to_string()).into())
+    }
+
+    fn epoch(&self) -> Result<u64, Failure> {
+        Ok(self.get()?.epoch())
+    }
+
+    fn ucx_version(&self) -> Result<String, Failure> {
+        Ok(self.get()?.ucx_version().to_string())
+    }
+
+    fn resent_messages(&self) -> Result<u64, Failure> {
+        Ok(self.get()?.resent_messages())
+    }
+
+    /// Allocates memory for a table: the table with its addresses, and a region a pool.
+    fn allocate(&self, py: Python<'_>, table: &Table) -> Result<(Table, Vec<Region>), Failure> {
+        let mut table = table.table.clone();
+        let (table, regions) =
+            self.with(py, move |engine| engine.allocate(&mut table).map(|regions| (table, regions)))?;
+        Ok((Table { table }, regions.into_iter().map(Region::new).collect()))
+    }
+
+    /// Allocates memory of the host or of the engine's GPU.
+    fn allocate_bytes(&self, py: Python<'_>, bytes: u64, on_gpu: bool) -> Result<Region, Failure> {
+        let region = self.with(py, |engine| match on_gpu {
+            false => engine.context().allocate(bytes),
+            true => engine.context().allocate_device(bytes),
+        })?;
+        Ok(Region::new(region))
+    }
+
+    /// Registers memory that `owner` keeps alive: of the host or of the engine's GPU.
+    #[allow(unsafe_code, reason = "whether an address is one of `owner` cannot be checked")]
+    fn register(
+        &self,
+        py: Python<'_>,
+        base: u64,
+        bytes: u64,
+        on_gpu: bool,
+        owner: Py<PyAny>,
+    ) -> Result<Region, Failure> {
+        let owner: Arc<dyn Any + Send + Sync> = Arc::new(owner);
+        let address = usize::try_from(base).unwrap_or(0);
+        if address == 0 {
+            return Err(PyValueError::new_err(format!("memory at address {base} cannot be registered")).into());
+        }
+        let region = self.with(py, |engine| match on_gpu {
+            // SAFETY: `kvferry._memory` takes address and length from what `owner` says of itself by one of the array
+            // interfaces, which promise that they hold while it lives, or from somebody who hands over an address and is told
+            // so by the documentation. `owner` lives as long as the registration. There are no references to the memory:
+            // Python has none, and what it reads and writes is its user's to order after transfers.
+            false => unsafe { engine.context().register(host(address), bytes, owner) },
+            // SAFETY: as above.
+            true => unsafe { engine.context().register_device(base, bytes, owner) },
+        })?;
+        Ok(Region::new(region))
+    }
+
+    fn publish(&self, py: Python<'_>, table: &Table, regions: Vec<PyRef<'_, Region>>) -> Result<(), Failure> {
+        let table = table.table.clone();
+        let regions = regions.iter().map(|region| region.get().cloned()).collect::<Result<Vec<_>, _>>()?;
+        self.with(py, move |engine| engine.publish(table, regions))
+    }
+
+    fn card<'py>(&self, py: Python<'py>) -> Result<Option<Bound<'py, PyBytes>>, Failure> {
+        Ok(self.get()?.card().map(|card| PyBytes::new(py, &card)))
+    }
+
+    fn connect(&self, py: Python<'_>, sources: &InstanceCard, destinations: &InstanceCard) -> Result<Link, Failure> {
+        let (sources, destinations) = (&sources.card, &destinations.card);
+        Ok(Link { link: self.with(py, move |engine| engine.connect(sources, destinations))? })
+    }
+
+    fn disconnect(&self, py: Python<'_>, link: Link) -> Result<(), Failure> {
+        self.with(py, move |engine| engine.disconnect(link.link))
+    }
+
+    fn receive(
+        &self,
+        py: Python<'_>,
+        links: Vec<Link>,
+        key: (u64, u32),
+        maps: Vec<RawMap>,
+        tokens: (u64, u64),
+    ) -> Result<Transfer, Failure> {
+        let (key, maps, tokens) = posted(key, maps, tokens)?;
+        let links: Vec<_> = links.into_iter().map(|link| link.link).collect();
+        let receive = self.with(py, move |engine| engine.receive_from_any(&links, key, &maps, tokens))?;
+        Ok(receive.into())
+    }
+
+    fn send(
+        &self,
+        py: Python<'_>,
+        link: Link,
+        key: (u64, u32),
+        maps: Vec<RawMap>,
+        tokens: (u64, u64),
+        in_parts: bool,
+    ) -> Result<Transfer, Failure> {
+        let (key, maps, tokens) = posted(key, maps, tokens)?;
+        let send = self.with(py, move |engine| match in_parts {
+            false => engine.send(link.link, key, maps, tokens),
+            true => engine.send_in_parts(link.link, key, maps, tokens),
+        })?;
+        Ok(send.into())
+    }
+
+    fn quarantine(&self) -> Result<Vec<Quarantined>, Failure> {
+        Ok(self.get()?.quarantine().into_iter().map(quarantined).collect())
+    }
+
+    /// Ends what is under way and says goodbye to the peers.
+    fn close(&self, py: Python<'_>) -> Result<(), Failure> {
+        let engine = self.engine.get()?.lock().take();
+        py.detach(|| drop(engine));
+        Ok(())
+    }
+}
+
+/// The memory at an address that is not 0.
+fn host(address: usize) -> NonNull<u8> {
+    NonNull::new(std::ptr::with_exposed_provenance_mut(address)).expect("checked by the caller")
+}
+
+type Posted = (RequestKey, Vec<BlockMap>, std::ops::Range<u64>);
+
+fn posted((request, attempt): (u64, u32), maps: Vec<RawMap>, (start, end): (u64, u64)) -> PyResult<Posted> {
+    Ok((RequestKey { request, attempt }, block_maps(maps)?, start..end))
+}
+
+fn quarantined(held: Quarantine) -> Quarantined {
+    let text = held.to_string();
+    let Quarantine { key, peer, epoch, slots, pools, bytes, elapsed, why } = held;
+    let peer = (peer.side.to_string(), peer.rank);
+    let why = format!("{why:?}");
+    (key.request, key.attempt, peer, epoch, slots, pools, bytes, elapsed.as_secs_f64(), why, text)
+}
