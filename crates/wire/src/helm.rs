@@ -184,7 +184,10 @@ impl Helm {
             return false;
         }
         self.thread.store(RESTING, Ordering::Relaxed);
-        fence(Ordering::SeqCst); // pairs with those of `take_over` and `leave`
+        fence(Ordering::SeqCst); // pairs with those of `take_over`, `leave` and `nudge`
+        if !self.commands.is_empty() {
+            self.interrupt(); // whoever gave it has found this thread awake
+        }
         if let Some(lease) = self.lease() {
             let mut fds = [PollFd::new(&self.wake, PollFlags::IN)];
             let until = Timespec::try_from(lease).ok().filter(|lease| lease.tv_sec < SLEEP_MAX.tv_sec);
@@ -313,8 +316,10 @@ impl Helm {
     fn turns(&self, most: usize) -> Option<Turned> {
         let mut turning = Turning(self.open.then(|| self.state.try_lock()).flatten()?);
         let progress = turning.0.as_mut()?;
+        let connected = progress.connected();
         let busy = (0..most).take_while(|_| progress.turn()).count() > 0;
-        let in_flight = !progress.is_idle() || !progress.is_running();
+        // Who sleeps is to look after processes that it did not know of when it lay down.
+        let in_flight = !progress.is_idle() || !progress.is_running() || progress.connected() != connected;
         drop(turning);
         fence(Ordering::SeqCst); // pairs with that of `nudge`, which has found this locked, and that of `sleep`
         let more = in_flight || !self.commands.is_empty();

@@ -115,6 +115,8 @@ pub(crate) struct Progress {
     /// What UCX wakes with.
     event_fd: Arc<OwnedFd>,
     connections: BTreeMap<EndpointId, Connection>,
+    /// Connections that were ever made.
+    connected: u64,
     leaving: Vec<Leaving>,
     closing: Vec<(Closed, Closing)>,
     /// Processes of peers whose connections have failed, until they have ended.
@@ -169,6 +171,7 @@ impl Progress {
             listener,
             event_fd,
             connections: BTreeMap::new(),
+            connected: 0,
             leaving: Vec::new(),
             closing: Vec::new(),
             watched: Vec::new(),
@@ -202,6 +205,11 @@ impl Progress {
         let processes = self.connections.values().filter_map(Connection::process);
         let processes = processes.chain(self.watched.iter().map(|watched| &watched.process)).map(Process::descriptor);
         [&self.event_fd].into_iter().chain(processes).cloned().collect()
+    }
+
+    /// Connections that were ever made: with each there may be a process to look after.
+    pub(crate) fn connected(&self) -> u64 {
+        self.connected
     }
 
     /// Lets go of the owner, and leaves everything else to the end of the process.
@@ -253,6 +261,7 @@ impl Progress {
             Command::Connect { endpoint, card, neighbour, peer_epoch, reply } => {
                 let opened = Connection::open(&self.worker, endpoint, *card, neighbour, peer_epoch);
                 let connected = opened.map(|connection| {
+                    self.connected += 1;
                     self.connections.insert(endpoint, connection);
                 });
                 let _ = reply.send(connected); // the caller may have given up

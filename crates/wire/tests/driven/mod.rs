@@ -93,7 +93,9 @@ fn whoever_waits_looks_again_when_interrupted_and_ends_at_its_deadline() {
         thread::scope(|scope| {
             let (worker, flag) = (&worker, &flag);
             let done = || flag.load(Ordering::SeqCst).then_some(());
-            let waiting = scope.spawn(move || worker.drive(Instant::now() + DEADLINE, done));
+            // As above.
+            let wait = move || worker.drive(Instant::now() + DEADLINE, done);
+            let waiting = scope.spawn(move || std::iter::repeat_with(wait).take(1000).find(Option::is_some).flatten());
             thread::sleep(Duration::from_millis(50));
             flag.store(true, Ordering::SeqCst);
             worker.interrupt();
