@@ -250,6 +250,8 @@ pub enum PutError {
     Endpoint {
         /// UCX's reason.
         source: Status,
+        /// Nothing more of the transfer is written: it had not begun, or this process had copied it itself, and copies no more.
+        settled: bool,
     },
     /// A write failed: the peer's memory is not there, or the transport lost it.
     #[error("a put failed")]
@@ -306,7 +308,8 @@ impl PutError {
     #[must_use]
     pub fn may_still_arrive(&self) -> bool {
         match self {
-            Self::Endpoint { .. } | Self::Put { .. } | Self::Cuda { .. } | Self::Flush { .. } => true,
+            Self::Endpoint { settled, .. } => !settled,
+            Self::Put { .. } | Self::Cuda { .. } | Self::Flush { .. } => true,
             Self::Cancelled
             | Self::Get { .. }
             | Self::Withdrawn { .. }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::cuda::event::CudaEvent;
 use crate::endpoint::{EndpointId, RemoteRegion};
 use crate::error::TransferError;
+use crate::permits::{Permit, Permitted};
 use crate::pieces::{HighestSlots, Piece, Shape, Size, SlotPair, Span};
 use crate::region::{MemoryKind, Region};
 
@@ -65,6 +66,7 @@ pub(crate) struct Work {
     pub(crate) size: Size,
     /// What a GPU has to reach before the local side is read.
     pub(crate) ready: Option<CudaEvent>,
+    pub(crate) permitted: Option<Permitted>,
 }
 
 impl Deref for Work {
@@ -92,7 +94,17 @@ impl Work {
         let shape = |(shape, set): (&Shape, &usize)| Shape { pairs: sets[*set].clone(), ..shape.clone() };
         let shapes =
             if parts.uses_gpu { Vec::new() } else { parts.bare.iter().zip(&parts.set_of).map(shape).collect() };
-        Self { direction, parts, sets, shapes, size, ready: None }
+        Self { direction, parts, sets, shapes, size, ready: None, permitted: None }
+    }
+
+    /// What the target is told that the transfer belongs to.
+    pub(crate) fn permit(&self) -> Option<Permit> {
+        self.permitted.map(|permitted| permitted.permit)
+    }
+
+    /// Whether it takes the inbox or none.
+    pub(crate) fn inbox_only(&self) -> bool {
+        self.permitted.is_some_and(|permitted| permitted.inbox_only)
     }
 
     pub(crate) fn parts(&self) -> &Arc<Parts> {

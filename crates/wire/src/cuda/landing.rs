@@ -338,7 +338,8 @@ impl DeviceFilling {
         let slab = matches!(self.way, Way::Slab(_));
         for bytes in description.chunks(DESCRIBE_BYTES) {
             let bytes = Bytes(bytes.to_vec());
-            (desk.say)(Body::DescribeDevice { stream: self.stream, slab, total_bytes, bytes });
+            let permit = self.work.permit();
+            (desk.say)(Body::DescribeDevice { stream: self.stream, permit, slab, total_bytes, bytes });
         }
         self.described = true;
     }
