@@ -9,7 +9,20 @@ use crate::region::{MemoryKind, Region, RegionCard};
 #[derive(Clone, Debug)]
 pub struct Side<R> {
     regions: Vec<R>,
-    places: Vec<Place>,
+    places: Places,
+}
+
+/// Where the runs are.
+#[derive(Clone, Debug)]
+pub(crate) enum Places {
+    /// All in one region and of one length, as most lists are: a third of the memory, which is what picking some out of many waits
+    /// for.
+    Alike {
+        region: u32,
+        bytes: u64,
+        offsets: Vec<u64>,
+    },
+    Mixed(Vec<Place>),
 }
 
 /// A run, as an offset into the region of this number.
@@ -85,7 +98,7 @@ impl<R: Extent> Side<R> {
             let (region, offset) = finder.find(*run).ok_or(index)?;
             places.push(Place { region, bytes: run.bytes, offset });
         }
-        Ok(Self { regions, places })
+        Ok(Self { regions, places: Places::of(places) })
     }
 
     /// The regions, as they were given.
@@ -97,23 +110,42 @@ impl<R: Extent> Side<R> {
     /// Runs.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.places.len()
+        match &self.places {
+            Places::Alike { offsets, .. } => offsets.len(),
+            Places::Mixed(places) => places.len(),
+        }
     }
 
     /// Whether there is no run.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.places.is_empty()
+        self.len() == 0
     }
 
-    /// Length of the run of this number.
-    #[must_use]
-    pub fn run_bytes(&self, index: usize) -> Option<u64> {
-        self.places.get(index).map(|place| place.bytes)
-    }
-
-    pub(crate) fn places(&self) -> &[Place] {
+    pub(crate) fn places(&self) -> &Places {
         &self.places
+    }
+}
+
+impl Places {
+    fn of(places: Vec<Place>) -> Self {
+        match places.first() {
+            Some(&Place { region, bytes, .. })
+                if places.iter().all(|place| (place.region, place.bytes) == (region, bytes)) =>
+            {
+                Self::Alike { region, bytes, offsets: places.iter().map(|place| place.offset).collect() }
+            }
+            _ => Self::Mixed(places),
+        }
+    }
+
+    pub(crate) fn get(&self, index: usize) -> Option<Place> {
+        match self {
+            Self::Alike { region, bytes, offsets } => {
+                offsets.get(index).map(|offset| Place { region: *region, bytes: *bytes, offset: *offset })
+            }
+            Self::Mixed(places) => places.get(index).copied(),
+        }
     }
 }
 
