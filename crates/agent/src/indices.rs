@@ -18,14 +18,14 @@ pub enum Indices<'a> {
 
 impl Indices<'_> {
     /// As indices. One that does not fit becomes one that no list has, so that it is refused by its place.
-    pub(crate) fn of(self, entries: usize) -> Vec<u32> {
-        let none = u32::MAX;
+    pub(crate) fn of(self, entries: usize) -> Vec<usize> {
+        let none = usize::MAX;
         match self {
-            Self::All => (0..u32::try_from(entries).unwrap_or(none)).collect(),
-            Self::I32(indices) => indices.iter().map(|index| u32::try_from(*index).unwrap_or(none)).collect(),
-            Self::U32(indices) => indices.to_vec(),
-            Self::I64(indices) => indices.iter().map(|index| u32::try_from(*index).unwrap_or(none)).collect(),
-            Self::U64(indices) => indices.iter().map(|index| u32::try_from(*index).unwrap_or(none)).collect(),
+            Self::All => (0..entries).collect(),
+            Self::I32(indices) => indices.iter().map(|index| usize::try_from(*index).unwrap_or(none)).collect(),
+            Self::U32(indices) => indices.iter().map(|index| usize::try_from(*index).unwrap_or(none)).collect(),
+            Self::I64(indices) => indices.iter().map(|index| usize::try_from(*index).unwrap_or(none)).collect(),
+            Self::U64(indices) => indices.iter().map(|index| usize::try_from(*index).unwrap_or(none)).collect(),
         }
     }
 }

@@ -7,8 +7,8 @@ use thiserror::Error;
 
 use crate::endpoint::RemoteRegion;
 use crate::pieces::{Dim, Piece, SlotPair};
-use crate::region::Region;
-use crate::side::{Place, Places, Side};
+use crate::region::{MemoryKind, Region};
+use crate::side::{Place, Side};
 use crate::transfer::Part;
 
 /// Distances that are tried as the period of a list.
@@ -126,49 +126,32 @@ impl List {
     /// [`ListError`] names the first place of the selections that is wrong.
     pub fn pair(
         local: &Side<Region>,
-        from: &[u32],
+        from: &[usize],
         remote: &Side<RemoteRegion>,
-        to: &[u32],
+        to: &[usize],
     ) -> Result<Vec<Part>, ListError> {
         if from.len() != to.len() {
             return Err(ListError::Count { local: from.len(), remote: to.len() });
         }
         let (here, there) = (local.places(), remote.places());
-        // Said again for what was found to be wrong, to name it.
-        let wrong = |place: usize| {
-            let (from, to) = (from[place] as usize, to[place] as usize);
-            match (here.get(from), there.get(to)) {
-                (None, _) => ListError::Index { place, index: from, entries: local.len() },
-                (_, None) => ListError::RemoteIndex { place, index: to, entries: remote.len() },
-                (Some(one), Some(other)) => ListError::Bytes { index: place, local: one.bytes, remote: other.bytes },
-            }
-        };
-        if let (
-            Places::Alike { region: one, bytes, offsets },
-            Places::Alike { region: other, bytes: theirs, offsets: targets },
-        ) = (here, there)
-            && bytes == theirs
-            && *bytes > 0
+        if let Some((place, index)) = from.iter().copied().enumerate().find(|(_, index)| *index >= here.len()) {
+            return Err(ListError::Index { place, index, entries: here.len() });
+        }
+        if let Some((place, index)) = to.iter().copied().enumerate().find(|(_, index)| *index >= there.len()) {
+            return Err(ListError::RemoteIndex { place, index, entries: there.len() });
+        }
+        if let Some(part) = alike(local, remote, |here, there| {
+            from.iter().zip(to).map(|(from, to)| SlotPair { local: here[*from], remote: there[*to] }).collect()
+        }) {
+            return Ok(vec![part]);
+        }
+        let pairs = || from.iter().zip(to).map(|(from, to)| (here[*from], there[*to]));
+        if let Some((index, (local, remote))) =
+            pairs().enumerate().find(|(_, (local, remote))| local.bytes != remote.bytes)
         {
-            let mut starts: Vec<Start> = Vec::with_capacity(from.len());
-            for (from, to) in from.iter().zip(to) {
-                let start = offsets.get(*from as usize).zip(targets.get(*to as usize));
-                let (from, to) = start.ok_or_else(|| wrong(starts.len()))?;
-                starts.push((*from, *to));
-            }
-            let follows = |pair: &[Start]| pair[0].0 + bytes == pair[1].0 && pair[0].1 + bytes == pair[1].1;
-            if !starts.windows(2).any(follows) {
-                return Ok(parts((local, *one), (remote, *other), *bytes, starts).collect());
-            }
+            return Err(ListError::Bytes { index, local: local.bytes, remote: remote.bytes });
         }
-        let mut pairs = Vec::with_capacity(from.len());
-        for (place, (from, to)) in from.iter().zip(to).enumerate() {
-            match (here.get(*from as usize), there.get(*to as usize)) {
-                (Some(from), Some(to)) if from.bytes == to.bytes => pairs.push((from, to)),
-                _ => return Err(wrong(place)),
-            }
-        }
-        Ok(make(local, remote, pairs.into_iter()))
+        Ok(make(local, remote, pairs()))
     }
 
     /// Entries.
@@ -186,9 +169,13 @@ impl List {
     /// All of it, for [`Worker::put`](crate::Worker::put). Time and memory grow with the entries.
     #[must_use]
     pub fn parts(&self) -> Vec<Part> {
-        let entries =
-            (0..self.len()).filter_map(|index| self.local.places().get(index).zip(self.remote.places().get(index)));
-        make(&self.local, &self.remote, entries)
+        if let Some(part) = alike(&self.local, &self.remote, |here, there| {
+            here.iter().zip(there).map(|(local, remote)| SlotPair { local: *local, remote: *remote }).collect()
+        }) {
+            return vec![part];
+        }
+        let pairs = self.local.places().iter().copied().zip(self.remote.places().iter().copied());
+        make(&self.local, &self.remote, pairs)
     }
 
     /// The entries of these numbers, in any order.
@@ -197,13 +184,32 @@ impl List {
     ///
     /// [`ListError::Index`].
     pub fn select(&self, indices: &[usize]) -> Result<Vec<Part>, ListError> {
-        // One that is too large for this is no entry either.
-        let small: Vec<u32> = indices.iter().map(|index| u32::try_from(*index).unwrap_or(u32::MAX)).collect();
-        Self::pair(&self.local, &small, &self.remote, &small).map_err(|error| match error {
-            ListError::Index { place, entries, .. } => ListError::Index { place, index: indices[place], entries },
-            error => error,
-        })
+        Self::pair(&self.local, indices, &self.remote, indices)
     }
+}
+
+/// Pairs of runs that are all of one length, each side in one region, for a GPU: one part, whose pairs of slots are made of the
+/// slots of both sides. A kernel gains nothing from neighbours that are joined or rows that are found, so nothing is looked for.
+fn alike(
+    local: &Side<Region>,
+    remote: &Side<RemoteRegion>,
+    pairs: impl FnOnce(&[u32], &[u32]) -> Arc<[SlotPair]>,
+) -> Option<Part> {
+    let (here, there) = (local.alike()?, remote.alike()?);
+    let (from, to) = (&local.regions()[here.region as usize], &remote.regions()[there.region as usize]);
+    if here.bytes != there.bytes || (from.kind() != MemoryKind::Cuda && to.kind() != MemoryKind::Cuda) {
+        return None;
+    }
+    Some(Part {
+        local: from.clone(),
+        local_base: 0,
+        local_slot_stride: here.stride,
+        remote: *to,
+        remote_base: 0,
+        remote_slot_stride: there.stride,
+        pieces: Arc::new([Piece { local_offset: 0, remote_offset: 0, run_bytes: here.bytes, dims: [Dim::ONE; 2] }]),
+        pairs: pairs(&here.slots, &there.slots),
+    })
 }
 
 /// Makes parts of pairs of runs that are of one length each.
@@ -215,32 +221,23 @@ fn make(local: &Side<Region>, remote: &Side<RemoteRegion>, pairs: impl Iterator<
         from: from.offset,
         to: to.offset,
     });
-    let mut all = Vec::new();
+    let mut parts = Vec::new();
     for ((here, there, bytes), starts) in group(entries) {
-        all.extend(parts((local, here), (remote, there), bytes, starts));
+        let (dims, starts) = structure(starts);
+        for Slots { base, stride, pairs } in slots(&starts) {
+            parts.push(Part {
+                local: local.regions()[here as usize].clone(),
+                local_base: base.0,
+                local_slot_stride: stride.0,
+                remote: remote.regions()[there as usize],
+                remote_base: base.1,
+                remote_slot_stride: stride.1,
+                pieces: Arc::new([Piece { local_offset: 0, remote_offset: 0, run_bytes: bytes, dims }]),
+                pairs: pairs.into(),
+            });
+        }
     }
-    all
-}
-
-/// The parts of runs of one length between two regions.
-fn parts<'a>(
-    (local, here): (&'a Side<Region>, u32),
-    (remote, there): (&'a Side<RemoteRegion>, u32),
-    bytes: u64,
-    starts: Vec<Start>,
-) -> impl Iterator<Item = Part> + 'a {
-    let (dims, starts) = structure(starts);
-    let pieces: Arc<[Piece]> = Arc::new([Piece { local_offset: 0, remote_offset: 0, run_bytes: bytes, dims }]);
-    slots(&starts).into_iter().map(move |Slots { base, stride, pairs }| Part {
-        local: local.regions()[here as usize].clone(),
-        local_base: base.0,
-        local_slot_stride: stride.0,
-        remote: remote.regions()[there as usize],
-        remote_base: base.1,
-        remote_slot_stride: stride.1,
-        pieces: pieces.clone(),
-        pairs,
-    })
+    parts
 }
 
 /// Where runs start: offset in the local and in the remote region.
@@ -323,7 +320,7 @@ fn take_loop(starts: Vec<Start>) -> (Dim, Vec<Start>) {
 struct Slots {
     base: Start,
     stride: Start,
-    pairs: Arc<[SlotPair]>,
+    pairs: Vec<SlotPair>,
 }
 
 /// Numbers the starts in steps of the largest power of two that meets all of them; in several pools, if one would have too
@@ -344,9 +341,9 @@ fn slots(starts: &[Start]) -> Vec<Slots> {
     for start in starts {
         pools.entry(pool(start)).or_default().push(pair(start));
     }
-    let slots = |((local, remote), pairs): ((u64, u64), Vec<SlotPair>)| {
+    let slots = |((local, remote), pairs): ((u64, u64), _)| {
         let base = (local << 32 << shift.0, remote << 32 << shift.1);
-        Slots { base, stride, pairs: pairs.into() }
+        Slots { base, stride, pairs }
     };
     pools.into_iter().map(slots).collect()
 }

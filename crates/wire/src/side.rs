@@ -9,20 +9,18 @@ use crate::region::{MemoryKind, Region, RegionCard};
 #[derive(Clone, Debug)]
 pub struct Side<R> {
     regions: Vec<R>,
-    places: Places,
+    places: Vec<Place>,
+    alike: Option<Alike>,
 }
 
-/// Where the runs are.
+/// Runs of one length in one region, as slots of a pool.
 #[derive(Clone, Debug)]
-pub(crate) enum Places {
-    /// All in one region and of one length, as most lists are: a third of the memory, which is what picking some out of many waits
-    /// for.
-    Alike {
-        region: u32,
-        bytes: u64,
-        offsets: Vec<u64>,
-    },
-    Mixed(Vec<Place>),
+pub(crate) struct Alike {
+    pub(crate) region: u32,
+    pub(crate) bytes: u64,
+    /// The largest power of two that meets all of them.
+    pub(crate) stride: u64,
+    pub(crate) slots: Vec<u32>,
 }
 
 /// A run, as an offset into the region of this number.
@@ -98,7 +96,13 @@ impl<R: Extent> Side<R> {
             let (region, offset) = finder.find(*run).ok_or(index)?;
             places.push(Place { region, bytes: run.bytes, offset });
         }
-        Ok(Self { regions, places: Places::of(places) })
+        let alike = Alike::of(&places);
+        Ok(Self { regions, places, alike })
+    }
+
+    /// The runs, if they are alike.
+    pub(crate) fn alike(&self) -> Option<&Alike> {
+        self.alike.as_ref()
     }
 
     /// The regions, as they were given.
@@ -110,42 +114,36 @@ impl<R: Extent> Side<R> {
     /// Runs.
     #[must_use]
     pub fn len(&self) -> usize {
-        match &self.places {
-            Places::Alike { offsets, .. } => offsets.len(),
-            Places::Mixed(places) => places.len(),
-        }
+        self.places.len()
     }
 
     /// Whether there is no run.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.places.is_empty()
     }
 
-    pub(crate) fn places(&self) -> &Places {
+    /// Length of the run of this number.
+    #[must_use]
+    pub fn run_bytes(&self, index: usize) -> Option<u64> {
+        self.places.get(index).map(|place| place.bytes)
+    }
+
+    pub(crate) fn places(&self) -> &[Place] {
         &self.places
     }
 }
 
-impl Places {
-    fn of(places: Vec<Place>) -> Self {
-        match places.first() {
-            Some(&Place { region, bytes, .. })
-                if places.iter().all(|place| (place.region, place.bytes) == (region, bytes)) =>
-            {
-                Self::Alike { region, bytes, offsets: places.iter().map(|place| place.offset).collect() }
-            }
-            _ => Self::Mixed(places),
+impl Alike {
+    fn of(places: &[Place]) -> Option<Self> {
+        let first = places.first().filter(|first| first.bytes > 0)?;
+        if places.iter().any(|place| (place.region, place.bytes) != (first.region, first.bytes)) {
+            return None;
         }
-    }
-
-    pub(crate) fn get(&self, index: usize) -> Option<Place> {
-        match self {
-            Self::Alike { region, bytes, offsets } => {
-                offsets.get(index).map(|offset| Place { region: *region, bytes: *bytes, offset: *offset })
-            }
-            Self::Mixed(places) => places.get(index).copied(),
-        }
+        let bits = places.iter().fold(0, |bits, place| bits | place.offset);
+        let shift = if bits == 0 { 0 } else { bits.trailing_zeros() };
+        let slots = places.iter().map(|place| u32::try_from(place.offset >> shift).ok()).collect::<Option<_>>()?;
+        Some(Self { region: first.region, bytes: first.bytes, stride: 1 << shift, slots })
     }
 }
 

@@ -121,18 +121,15 @@ fn entries_that_are_all_alike_are_paired_as_others_are() {
         let moved = ends.put(List::pair(&local, &from, &remote, &to).unwrap());
         for (from, to) in from.iter().zip(to) {
             for byte in 0..RUN {
-                expected[1][usize::try_from(u64::from(to) * RUN + byte).unwrap()] =
-                    pattern(0, u64::from(*from) * RUN + byte);
+                expected[1][to * usize::try_from(RUN).unwrap() + usize::try_from(byte).unwrap()] =
+                    pattern(0, *from as u64 * RUN + byte);
             }
         }
         assert!(moved == 4 * RUN && ends.arrived() == expected, "{from:?} {to:?}");
     }
-    let wrong = |from: &[u32], to: &[u32]| List::pair(&local, from, &remote, to).unwrap_err();
+    let wrong = |from: &[usize], to: &[usize]| List::pair(&local, from, &remote, to).unwrap_err();
     assert_eq!(wrong(&[1, 100], &[1, 2]), ListError::Index { place: 1, index: 100, entries: 100 });
-    assert_eq!(
-        wrong(&[1, 2], &[u32::MAX, 2]),
-        ListError::RemoteIndex { place: 0, index: u32::MAX as usize, entries: 100 }
-    );
+    assert_eq!(wrong(&[1, 2], &[usize::MAX, 2]), ListError::RemoteIndex { place: 0, index: usize::MAX, entries: 100 });
     assert_eq!(wrong(&[1, 2], &[1]), ListError::Count { local: 2, remote: 1 });
     let short = Side::new(vec![ends.remotes[1]], &[Run { address: ends.to[1].base(), bytes: 1 }]).unwrap();
     let error = List::pair(&local, &[7], &short, &[0]).unwrap_err();

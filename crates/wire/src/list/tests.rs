@@ -8,7 +8,7 @@ fn expanded(entries: &[Entry]) -> Vec<(u32, u32, u64, u64)> {
     for ((local, remote, run_bytes), starts) in group(entries.iter().copied()) {
         let (dims, starts) = structure(starts);
         for Slots { base, stride, pairs } in slots(&starts) {
-            for pair in pairs.iter() {
+            for pair in pairs {
                 let from = base.0 + u64::from(pair.local) * stride.0;
                 let to = base.1 + u64::from(pair.remote) * stride.1;
                 for (i, j, byte) in loops(&dims, run_bytes) {
