@@ -68,7 +68,7 @@ mod tests {
         };
         assert_eq!(of_error(TransferError::Stalled { peer, waited, moved: 0, expected: 1 }), sender);
         let put = |source| TransferError::Put { peer, moved: 0, expected: 1, source };
-        assert_eq!(of_error(put(PutError::Endpoint { source: Status::ERR_CONNECTION_RESET })), sender);
+        assert_eq!(of_error(put(PutError::Endpoint { source: Status::ERR_CONNECTION_RESET, settled: false })), sender);
         assert_eq!(of_error(put(PutError::RouteUnavailable { route: Route::Direct })), None);
         assert_eq!(of_error(TransferError::PlansDiffer { peer, reported: 0, expected: 1 }), None);
         assert_eq!(of_connect(&ConnectError::NoAnswer { peer, waited }), sender);

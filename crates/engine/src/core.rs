@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use kvferry_match::{Assignment, Plan, Side, Template};
 
 use crate::error::{ConnectError, PartError, PeerName, Phase, PostError, RequestError, TransferError};
-use crate::message::{Hello, Message, PartCheck, Refusal, RequestKey, Serial};
+use crate::message::{Hello, Late, Message, PartCheck, Refusal, RequestKey, Serial};
 use crate::report::{Received, Sent};
 use handshake::LinkState;
 use peers::PeerState;
@@ -118,13 +118,29 @@ pub(crate) enum Action {
     Say { epoch: u64, message: Message },
     /// Write a plan to a peer, and say something the moment that it has ended well. Ends with one call of
     /// [`Core::put_done`] or [`Core::put_refused`].
-    Put { epoch: u64, put: PutId, plan: Plan, then: Option<Message> },
+    Put {
+        epoch: u64,
+        put: PutId,
+        plan: Plan,
+        then: Option<Message>,
+        /// The want that it serves.
+        serial: Serial,
+        /// Through the peer's inbox, or not at all: the peer has been told so.
+        inbox_only: bool,
+    },
     /// Make the checksums of a plan's bytes, and call [`Core::summed`].
     Sum { put: PutId, plan: Plan },
     /// Compare what has arrived from a peer with its sums, and call [`Core::verified`].
     Verify { epoch: u64, key: RequestKey, check: Box<ToVerify> },
     /// End a write early. It ends as every write does.
     CancelPut { put: PutId },
+    /// Let writes of a peer's for a want in through the inbox. Comes before the want is said.
+    Permit { epoch: u64, serial: Serial },
+    /// Nothing of a want is written any more: let nothing in.
+    Expire { epoch: u64, serial: Serial },
+    /// Let nothing of a want in through the inbox from now on, whatever its peer does, and call [`Core::revoked`] when nothing of
+    /// it is written from there any more.
+    Revoke { epoch: u64, serial: Serial },
     /// Make a new connection to a peer whose old one has failed, and call [`Core::dialed`] or [`Core::lost`].
     Dial { epoch: u64 },
     /// Somebody claims to be a peer's next life. If the card holds, connect to it and call [`Core::replace`]; call
@@ -169,6 +185,8 @@ pub(crate) struct Core {
     /// Requests that are over, and how.
     received: Recent<RequestKey, ()>,
     sent: Recent<Ticket, Refusal>,
+    /// Wants that have been revoked, and whose end the wire has yet to say.
+    revoking: BTreeMap<(u64, Serial), RequestKey>,
     /// Writes in flight.
     puts: BTreeMap<PutId, (Ticket, u64)>,
     /// Greetings of peers that this side has not been told to connect to yet, by epoch, and when they were heard.
@@ -176,7 +194,7 @@ pub(crate) struct Core {
     /// Epochs that are being introduced.
     introducing: BTreeSet<u64>,
     /// Wants of lives of peers for which something may be on its way still, and lives of which not all of those are known.
-    unsettled: Recent<(u64, Serial), ()>,
+    unsettled: Recent<(u64, Serial), Late>,
     doubtful: Recent<u64, ()>,
     timers: Timers,
     /// Messages that were said again because they had not been answered.
@@ -197,6 +215,7 @@ impl Core {
             sends: BTreeMap::new(),
             received: Recent::default(),
             sent: Recent::default(),
+            revoking: BTreeMap::new(),
             puts: BTreeMap::new(),
             early_hellos: BTreeMap::new(),
             introducing: BTreeSet::new(),

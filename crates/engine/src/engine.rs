@@ -1,4 +1,4 @@
-//! The engine: one worker, one control thread, and the state machine that both drive.
+//! The engine: its workers, one control thread, and the state machine that all of them drive.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use std::time::Instant;
 use crossbeam::channel::{self, Sender};
 use kvferry_layout::{Extent, MemoryKind, PageTable};
 use kvferry_match::{BlockMap, Side};
-use kvferry_wire::{Context, ContextOptions, CudaOptions, Region, TransferId, Version, Worker};
+use kvferry_wire::{Context, ContextOptions, CudaOptions, Region, TransferId, Version};
 
 use crate::card::Card;
 use crate::completion::Completion;
@@ -24,6 +24,7 @@ use crate::quarantine::Quarantine;
 use crate::shared::{Chore, LinkCards, Published, Shared};
 use crate::survey::{Survey, survey};
 use crate::transfer::{Receive, Send, Transfer};
+use crate::workers::Workers;
 
 /// One pair of connected instances, of which the engine that made it is a rank. Another engine knows no such link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -84,23 +85,25 @@ impl Engine {
         };
         let (chores, chore_queue) = channel::unbounded();
         let probe = context.allocate(PROBE_BYTES)?;
-        let shared = Shared::new(options, context, probe, Core::new(limits), chores.clone());
-        // The progress thread holds the engine from its first event on, until it ends.
+        let shared = Shared::new(options, getrandom::u64()?, context, probe, Core::new(limits), chores.clone());
+        // The progress threads hold the engine from their first event on, until they end.
         let place = Arc::new(OnceLock::<Arc<Shared>>::new());
-        let (for_events, gone) = (place.clone(), Gone(chores));
-        let worker = Worker::start_with(&shared.context, getrandom::u64()?, move |event| {
-            let _ = &gone;
-            if let Some(shared) = for_events.get() {
-                shared.hear(event);
+        let handler = || {
+            let (place, gone) = (place.clone(), Gone(chores.clone()));
+            move |event| {
+                let _ = &gone;
+                if let Some(shared) = place.get() {
+                    shared.hear(event);
+                }
             }
-        })?;
-        shared.set_worker(worker);
+        };
+        shared.set_workers(Workers::start(&shared.context, &shared.options, shared.epoch, handler)?);
         let _ = place.set(shared.clone()); // once
         let for_control = shared.clone();
         let control = thread::Builder::new()
             .name("kvferry-engine".to_owned())
             .spawn(move || control::run(&for_control, &chore_queue))
-            .inspect_err(|_| shared.worker().stop())?;
+            .inspect_err(|_| shared.workers().stop())?;
         Ok(Self { shared, control: Some(control) })
     }
 
@@ -125,7 +128,7 @@ impl Engine {
     /// This life of the engine, as errors of peers name it.
     #[must_use]
     pub fn epoch(&self) -> u64 {
-        self.shared.worker().epoch()
+        self.shared.epoch
     }
 
     /// Allocates zeroed memory for each pool of `table`, of the host or of the engine's GPU as the pool says, and writes its
@@ -197,10 +200,10 @@ impl Engine {
             instance: self.shared.options.instance.clone(),
             rank: self.shared.options.rank,
             verify: self.shared.options.verify,
-            epoch: self.shared.worker().epoch(),
+            epoch: self.shared.epoch,
             born: self.shared.born,
             ucx: self.shared.context.ucx_version(),
-            address: self.shared.worker().address().to_owned(),
+            addresses: self.shared.workers().addresses(),
             table: published.table.clone(),
             regions: published.regions.iter().map(Region::card).collect(),
             probe: self.shared.probe.card(),
@@ -228,7 +231,7 @@ impl Engine {
     pub fn connect(&self, sources: &InstanceCard, destinations: &InstanceCard) -> Result<Link, ConnectError> {
         let shared = &self.shared;
         let cards = LinkCards { sources: sources.cards().to_vec(), destinations: destinations.cards().to_vec() };
-        let epoch = shared.worker().epoch();
+        let epoch = shared.epoch;
         let Survey { side, peers } = survey(&cards.sources, &cards.destinations, epoch, self.ucx_version())?;
         {
             let state = shared.lock();
@@ -246,7 +249,7 @@ impl Engine {
         let mut opened = BTreeMap::new();
         for (epoch, (card, peer)) in peers {
             let name = PeerName { side: other(side), rank: peer.rank };
-            match WirePeer::connect(shared.worker(), side, Arc::new(card)) {
+            match WirePeer::connect(shared.workers(), side, Arc::new(card)) {
                 Ok(wire) => drop(opened.insert(epoch, (wire, peer))),
                 Err(source) => {
                     self.close(opened.into_values().map(|(wire, _)| wire));
@@ -267,7 +270,7 @@ impl Engine {
         state.links.insert(link, cards);
         let mut members = BTreeMap::new();
         for (epoch, (wire, peer)) in opened {
-            state.connected(shared.worker(), epoch, wire);
+            state.connected(shared.workers(), epoch, wire);
             members.insert(epoch, peer);
         }
         let actions = state.core.connect(Instant::now(), link, side, shared.options.rank, members);
@@ -293,25 +296,26 @@ impl Engine {
         for (epoch, name) in state.core.members(link) {
             let Some(peer) = state.peers.get(&epoch) else { continue };
             let (Some(part), endpoint) = (peer.probe(&shared.probe), peer.endpoint) else { continue };
+            let worker = shared.workers().get(peer.worker);
             // Writes of requests are numbered from 0 on.
             let transfer = TransferId(u64::MAX - epoch % (1 << 62));
             let (answer, done) = channel::bounded(1);
             state.probes.insert(transfer, answer);
-            shared.worker().put(endpoint, transfer, vec![part]).map_err(|source| {
+            worker.put(endpoint, transfer, vec![part]).map_err(|source| {
                 state.probes.remove(&transfer);
                 ConnectError::Unwritable { peer: name, source }
             })?;
             asked.push((name, transfer, done));
         }
         drop(state);
-        shared.worker().carry_out();
+        shared.workers().carry_out();
         for (peer, transfer, done) in asked {
             match done.recv_deadline(deadline) {
                 Ok(Ok(stats)) => tracing::debug!(%peer, route = %stats.route, elapsed = ?stats.elapsed, "bytes arrive"),
                 Ok(Err(source)) => return Err(ConnectError::SelfTest { peer, source }),
                 Err(_) => {
                     shared.lock().probes.remove(&transfer);
-                    let _ = shared.worker().cancel(transfer); // stopped: ended with everything else
+                    shared.workers().cancel(transfer);
                     return Err(ConnectError::NoAnswer { peer, waited: shared.options.patience });
                 }
             }
@@ -321,9 +325,9 @@ impl Engine {
 
     fn close(&self, peers: impl Iterator<Item = WirePeer>) {
         for peer in peers {
-            let _ = self.shared.worker().close(peer.endpoint); // stopped: closed with everything else
+            let _ = self.shared.workers().get(peer.worker).close(peer.endpoint); // stopped: closed with everything else
         }
-        self.shared.worker().carry_out();
+        self.shared.workers().carry_out();
     }
 
     /// Forgets a link and tells its peers, to whom this rank is lost then.
@@ -476,7 +480,7 @@ impl Engine {
     }
 
     fn id_of(&self, link: Link) -> Result<LinkId, PostError> {
-        if link.engine == self.shared.worker().epoch() { Ok(link.id) } else { Err(PostError::NoLink) }
+        if link.engine == self.shared.epoch { Ok(link.id) } else { Err(PostError::NoLink) }
     }
 }
 
@@ -486,11 +490,11 @@ impl Drop for Engine {
         if self.control.take().is_some_and(|control| control.join().is_err()) {
             tracing::error!("the control thread panicked");
         }
-        self.shared.worker().stop();
+        self.shared.workers().stop();
     }
 }
 
-/// Held by the progress thread: tells the control thread when that ends, however it does.
+/// Held by a progress thread: tells the control thread when that ends, however it does.
 struct Gone(Sender<Chore>);
 
 impl Drop for Gone {

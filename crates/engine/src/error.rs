@@ -43,6 +43,12 @@ pub enum StartError {
     /// The operating system refused a thread.
     #[error("cannot start the control thread")]
     Thread(#[from] std::io::Error),
+    /// Choose between 1 and 64 workers.
+    #[error("an engine cannot have {workers} workers")]
+    Workers {
+        /// As given.
+        workers: usize,
+    },
     /// Choose a patience between a millisecond and a year.
     #[error("a patience of {0:?} is out of range")]
     Patience(Duration),
@@ -150,6 +156,12 @@ pub enum CardError {
     /// The digest holds but the contents do not decode: a bug in what made the card.
     #[error("its card does not decode")]
     Undecodable,
+    /// The card has no worker, or more than a rank can have: a bug in what made the card.
+    #[error("its card has {workers} workers")]
+    Workers {
+        /// Workers of the card.
+        workers: usize,
+    },
     /// The page table in the card is not one.
     #[error("its page table does not decode")]
     Table(#[from] DecodeError),

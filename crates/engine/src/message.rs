@@ -93,6 +93,9 @@ pub(crate) struct Want {
 pub(crate) struct Moved {
     pub(crate) about: About,
     pub(crate) bytes: u64,
+    /// Whatever the source writes for this want, from the first byte to the last, it writes through the destination's inbox. A
+    /// promise: once made it stays.
+    pub(crate) inbox: bool,
 }
 
 /// Every byte is visible at the destination, and the source writes none any more.
@@ -127,8 +130,17 @@ pub(crate) struct PartCheck {
 pub(crate) struct Stopped {
     pub(crate) about: About,
     pub(crate) reason: Refusal,
-    /// What it had written before is there or lost: nothing arrives late.
-    pub(crate) settled: bool,
+    pub(crate) late: Late,
+}
+
+/// What a source has written for a want may still arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) enum Late {
+    /// It is there or lost.
+    Nothing,
+    /// Through the destination's inbox only.
+    Inbox,
+    Anything,
 }
 
 /// Why the other side ends a request. One word each: the details are in the error of the side that says it.
@@ -301,7 +313,7 @@ mod tests {
             Message::Bye(Bye { call: CallId(u64::MAX), settled: true }),
             Message::Want(Want { about, tokens: 0..128, bytes: 4096, plan: Digest(6), block_maps }),
             Message::Got(about),
-            Message::Moved(Moved { about, bytes: 1 }),
+            Message::Moved(Moved { about, bytes: 1, inbox: true }),
             Message::Done(Done {
                 about,
                 bytes: u64::MAX,
@@ -313,7 +325,7 @@ mod tests {
             Message::DoneAck(about),
             Message::Refused(Refused { about, reason: Refusal::BlockMaps }),
             Message::Cancel(about),
-            Message::Stopped(Stopped { about, reason: Refusal::Cancelled, settled: true }),
+            Message::Stopped(Stopped { about, reason: Refusal::Cancelled, late: Late::Inbox }),
             Message::StopAck(about),
             Message::Announce(key),
             Message::Release(key),

@@ -289,7 +289,7 @@ impl Describe for PutError {
         let may_still_arrive = self.may_still_arrive();
         let described = Described::of("WireError", self).with(fields!(may_still_arrive));
         match self {
-            Self::Endpoint { source } | Self::Put { source } | Self::Get { source } | Self::Flush { source } => {
+            Self::Endpoint { source, .. } | Self::Put { source } | Self::Get { source } | Self::Flush { source } => {
                 described.and(fields!(source))
             }
             Self::Withdrawn { base, bytes } => described.and(fields!(base, bytes)),

@@ -1,4 +1,4 @@
-//! A connection as the progress thread holds it.
+//! A connection as its worker holds it.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -225,6 +225,7 @@ impl Connection {
         Facts {
             forced: context.options().route,
             pulled: work.direction == Direction::Get,
+            inbox_only: work.inbox_only(),
             bytes: work.size.bytes,
             runs: work.size.runs,
             target_mapped: self.targets(work).is_some(),

@@ -75,7 +75,7 @@ impl Delivery {
         Some(match (endpoint.failure(), flushed) {
             (Status::OK, Status::OK) => Ok(()),
             (Status::OK, source) => Err(PutError::Flush { source }),
-            (source, _) => Err(PutError::Endpoint { source }),
+            (source, _) => Err(PutError::Endpoint { source, settled: false }),
         })
     }
 }

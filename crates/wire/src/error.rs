@@ -212,6 +212,14 @@ pub enum TransferError {
         /// Length of the region.
         region_bytes: u64,
     },
+    /// Other than as many sets of pairs as the prepared parts take. Name one for each.
+    #[error("{sets} sets of pairs, and parts that take {prepared}")]
+    Sets {
+        /// Sets that were given.
+        sets: usize,
+        /// Sets that the parts take.
+        prepared: usize,
+    },
     /// The remote region was imported on another endpoint. Import it on this one.
     #[error("part {part}: the remote region belongs to another endpoint")]
     OtherEndpoint {
@@ -242,6 +250,8 @@ pub enum PutError {
     Endpoint {
         /// UCX's reason.
         source: Status,
+        /// Nothing more of the transfer is written: it had not begun, or this process had copied it itself, and copies no more.
+        settled: bool,
     },
     /// A write failed: the peer's memory is not there, or the transport lost it.
     #[error("a put failed")]
@@ -298,7 +308,8 @@ impl PutError {
     #[must_use]
     pub fn may_still_arrive(&self) -> bool {
         match self {
-            Self::Endpoint { .. } | Self::Put { .. } | Self::Cuda { .. } | Self::Flush { .. } => true,
+            Self::Endpoint { settled, .. } => !settled,
+            Self::Put { .. } | Self::Cuda { .. } | Self::Flush { .. } => true,
             Self::Cancelled
             | Self::Get { .. }
             | Self::Withdrawn { .. }

@@ -8,6 +8,7 @@ use ucx_sys::Status;
 use crate::endpoint::EndpointId;
 use crate::error::PutError;
 use crate::frame::{Frame, FrameError};
+use crate::permits::Permit;
 use crate::route::{Route, RouteReason};
 
 /// The caller's name for a transfer, given when it is posted and told back when it has ended.
@@ -38,7 +39,7 @@ impl TransferStats {
         postcard::to_extend(self, payload).expect("plain data in memory always encodes")
     }
 
-    /// Reads what [`Worker::put_then_report`](crate::Worker::put_then_report) has put at the end of a payload. `None`: it is
+    /// Reads what [`Worker::put_permitted`](crate::Worker::put_then_report) has put at the end of a payload. `None`: it is
     /// something else.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
@@ -49,7 +50,7 @@ impl TransferStats {
     }
 }
 
-/// Something that happened on the progress thread.
+/// Something that happened.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Event {
@@ -77,6 +78,19 @@ pub enum Event {
         transfer: TransferId,
         /// Bytes copied, gathered or put so far.
         bytes: u64,
+    },
+    /// A transfer that [says what it belongs to](crate::Permitted) takes the peer's inbox, from its first byte to its last: the
+    /// peer's own memory is written by the peer. Comes before its end.
+    TakesInbox {
+        /// The transfer.
+        transfer: TransferId,
+    },
+    /// Answers [`Worker::revoke`](crate::Worker::revoke): nothing of the permit comes in through the inbox any more.
+    Revoked {
+        /// The peer that had it.
+        epoch: u64,
+        /// The permit.
+        permit: Permit,
     },
     /// A transfer has ended, once each.
     TransferDone {

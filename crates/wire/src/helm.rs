@@ -18,6 +18,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use crate::context::Context;
 use crate::error::OpenError;
 use crate::listener::Listener;
+use crate::permits::Permits;
 use crate::progress::{Command, Progress};
 
 /// How long an idle thread sleeps at most. Nothing depends on its waking; it bounds what a lost wake-up could cost.
@@ -114,11 +115,11 @@ impl Helm {
         &self,
         context: Context,
         epoch: u64,
-        (listener, commands): (Listener, Receiver<Command>),
+        (listener, commands, permits): (Listener, Receiver<Command>, Arc<Permits>),
         started: &Channel<Result<Vec<u8>, OpenError>>,
     ) {
         let linger = context.options().linger;
-        match Progress::start(context, epoch, commands, listener) {
+        match Progress::start(context, epoch, commands, listener, permits) {
             Ok((progress, address)) => {
                 *self.state.lock() = Some(progress);
                 // The handle waits for this, here and below; it cannot be gone.

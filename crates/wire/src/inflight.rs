@@ -117,6 +117,15 @@ impl InFlight {
         }
     }
 
+    /// Whether nobody but this process writes the target's memory, if anybody does: it is over when this process has stopped.
+    fn copies_itself(&self) -> bool {
+        match &self.carrier {
+            Carrier::Direct(_) | Carrier::Ended(_) => true,
+            Carrier::Gpu(carrier) => carrier.stream().is_none(),
+            Carrier::Runs(_) | Carrier::Inbox(_) => false,
+        }
+    }
+
     /// What has to end by itself before a transfer that is cut off is over.
     fn lingering(&mut self) -> u64 {
         match &mut self.carrier {
@@ -181,6 +190,16 @@ impl InFlight {
         }
     }
 
+    /// The target scatters nothing of this any more. It ends when the target has its chunks back.
+    pub(crate) fn revoked(&mut self) {
+        let why = PutError::Refused { refusal: Refusal::Revoked };
+        match &mut self.carrier {
+            Carrier::Inbox(filling) => filling.stop(why),
+            Carrier::Gpu(carrier) => carrier.stop(why),
+            Carrier::Runs(_) | Carrier::Direct(_) | Carrier::Ended(_) => {}
+        }
+    }
+
     pub(crate) fn refused(&mut self, refusal: Refusal) {
         if let Carrier::Inbox(filling) = &mut self.carrier {
             filling.refused(refusal, &self.work);
@@ -203,7 +222,10 @@ impl InFlight {
         let ended = match connection {
             Ok(connection) => self.advance(connection, context, sender, outbox),
             // The forced close ends the flush too; its request names no memory, so it is not waited for.
-            Err(source) => (self.lingering() == 0).then_some(Err(PutError::Endpoint { source })),
+            Err(source) => {
+                let settled = self.copies_itself();
+                (self.lingering() == 0).then_some(Err(PutError::Endpoint { source, settled }))
+            }
         };
         if ended.is_some()
             && let Carrier::Inbox(filling) = &mut self.carrier
@@ -233,7 +255,7 @@ impl InFlight {
                 let ended = if self.cancelled { direct.stop() } else { direct.step() };
                 ended.map(|result| match connection.failure(true) {
                     Status::OK => result,
-                    source => Err(PutError::Endpoint { source }),
+                    source => Err(PutError::Endpoint { source, settled: true }),
                 })
             }
             Carrier::Gpu(carrier) => carrier.step(connection, context, sender, outbox),
@@ -262,7 +284,7 @@ fn choose(
     stream: StreamId,
 ) -> (Carrier, (Route, RouteReason)) {
     let Means { context, copiers, .. } = *means;
-    if work.uses_gpu() {
+    if work.uses_gpu {
         let (carrier, route) = DeviceCarrier::choose(work, context, means.gpu, connection, stream);
         return (carrier.map_or_else(Carrier::Ended, Carrier::Gpu), route);
     }

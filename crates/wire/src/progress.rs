@@ -27,10 +27,12 @@ use crate::inbox::outbox::Outbox;
 use crate::inbox::target::Peer;
 use crate::inflight::{InFlight, Means};
 use crate::listener::Listener;
+use crate::permits::{Permit, Permits};
 use crate::process::Process;
 use crate::raw::{Closing, Inbound, RawWorker};
 use crate::region::RegionCard;
 use crate::service::Service;
+use crate::stage::stage;
 use crate::transfer::Work;
 
 /// Commands taken between two looks at UCX.
@@ -72,6 +74,10 @@ pub(crate) enum Command {
     Put(Posted),
     Cancel {
         transfer: TransferId,
+    },
+    Revoke {
+        epoch: u64,
+        permit: Permit,
     },
     Lanes {
         endpoint: EndpointId,
@@ -142,6 +148,7 @@ impl Progress {
         epoch: u64,
         commands: Receiver<Command>,
         listener: Listener,
+        permits: Arc<Permits>,
     ) -> Result<(Self, Vec<u8>), OpenError> {
         // Before this thread is pinned, which they would be with it.
         let copiers = Copiers::start(context.options().copy_threads.saturating_sub(1))?;
@@ -151,7 +158,7 @@ impl Progress {
         let worker = RawWorker::create(context.clone())?;
         let event_fd = Arc::new(worker.event_fd()?.try_clone_to_owned()?);
         let gpu = context.gpu().map(Carriers::start).transpose().map_err(CudaOpenError::from)?;
-        let service = Service::new(&context, &worker, gpu.as_ref().map(Carriers::incoming))?;
+        let service = Service::new(&context, &worker, gpu.as_ref().map(Carriers::incoming), permits)?;
         let (inbox, slab) = (service.inbox_card(), service.slab_card());
         let address = WorkerCard::new(context.ucx_version(), worker.address()?, inbox, slab).to_bytes();
         let progress = Self {
@@ -260,19 +267,31 @@ impl Progress {
             Command::Send { endpoint, kind, payload } => {
                 if let Some(connection) = self.connections.get(&endpoint) {
                     connection.send(&sender, kind, &payload);
+                    stage!("frame sent");
                 }
             }
             Command::Put(Posted { endpoint, transfer, work, notice }) => {
+                stage!("taken");
                 let stream = StreamId(self.next_stream);
                 self.next_stream += 1;
                 let connection = self.connections.get_mut(&endpoint);
                 let means = Means { context: &self.context, copiers: &self.copiers, gpu: self.gpu.as_ref() };
-                let transfer = InFlight::new(endpoint, transfer, work, &means, connection, stream);
-                self.transfers.push((transfer, notice));
+                let permitted = work.permitted.is_some();
+                let in_flight = InFlight::new(endpoint, transfer, work, &means, connection, stream);
+                let takes_inbox = permitted && in_flight.stream().is_some();
+                self.transfers.push((in_flight, notice));
+                if takes_inbox {
+                    self.tell(Event::TakesInbox { transfer });
+                }
+                stage!("started");
             }
             Command::Cancel { transfer } => {
                 let named = self.transfers.iter_mut().map(|(in_flight, _)| in_flight);
                 named.filter(|in_flight| in_flight.transfer == transfer).for_each(InFlight::cancel);
+            }
+            Command::Revoke { epoch, permit } => {
+                self.service.revoke(epoch, permit);
+                self.tell(Event::Revoked { epoch, permit });
             }
             Command::Lanes { endpoint, reply } => {
                 let connection = self.connections.get(&endpoint).ok_or(CommandError::NoEndpoint);
@@ -351,12 +370,14 @@ impl Progress {
             }
             match ended {
                 Some(result) => {
+                    stage!("ended");
                     let (ended, notice) = self.transfers.swap_remove(index);
                     if let (Some(Notice { kind, payload, with_stats }), Ok(stats)) = (notice, &result)
                         && let Some(connection) = self.connections.get(&ended.endpoint)
                     {
                         let payload = if with_stats { stats.append_to(payload) } else { payload };
                         connection.send(&sender, kind, &payload);
+                        stage!("notice sent");
                     }
                     self.tell(Event::TransferDone { transfer: ended.transfer, result });
                 }
@@ -389,7 +410,10 @@ impl Progress {
             let Some(message) = self.inbound.pop_front() else { break };
             let parsed = message.take().map_err(|bytes| FrameError::Size { bytes });
             match parsed.and_then(|message| frame::parse(self.epoch, message)) {
-                Ok((Audience::Caller, frame)) => self.tell(Event::Frame(frame)),
+                Ok((Audience::Caller, frame)) => {
+                    stage!("frame heard");
+                    self.tell(Event::Frame(frame));
+                }
                 Ok((Audience::Worker, frame)) => self.hear(&frame),
                 Err(error) => self.tell(Event::BadFrame(error)),
             }
@@ -411,7 +435,8 @@ impl Progress {
             Body::Grant { stream, .. }
             | Body::Landed { stream }
             | Body::Refused { stream, .. }
-            | Body::Dropped { stream } => Some(*stream),
+            | Body::Dropped { stream }
+            | Body::Revoked { stream } => Some(*stream),
             _ => None,
         };
         let transfer = stream.filter(|_| from_peer).and_then(|stream| {
@@ -427,6 +452,7 @@ impl Progress {
             (Body::Grant { before, chunks, .. }, Some(transfer)) => transfer.granted(before, &chunks),
             (Body::Landed { .. }, Some(transfer)) => transfer.landed(),
             (Body::Dropped { .. }, Some(transfer)) => transfer.dropped(),
+            (Body::Revoked { .. }, Some(transfer)) => transfer.revoked(),
             (Body::Refused { refusal, .. }, Some(transfer)) => transfer.refused(refusal),
             (body, _) => {
                 let answer = self.service.hear(peer, body);

@@ -56,6 +56,8 @@ pub enum RouteReason {
     NoGpu,
     /// The bytes are pulled from memory that is not mapped here: the kernel reads each run.
     Pulled,
+    /// The peer has been told that nothing takes another way.
+    Promised,
     /// This UCX may emulate puts, and one that dies amid emulated puts takes its target with it.
     PutsEmulated,
 }
@@ -89,6 +91,7 @@ impl fmt::Display for RouteReason {
             Self::GpuRefused => "the driver refuses to map the peer's GPU memory",
             Self::NoGpu => "this side has no GPU",
             Self::Pulled => "a pull of memory that is not mapped here",
+            Self::Promised => "the peer has been told that nothing takes another way",
             Self::PutsEmulated => "this UCX may emulate puts",
         })
     }
@@ -102,6 +105,8 @@ pub(crate) struct Facts {
     pub(crate) pulled: bool,
     pub(crate) bytes: u64,
     pub(crate) runs: u64,
+    /// The inbox or nothing.
+    pub(crate) inbox_only: bool,
     /// Every target region is mapped here.
     pub(crate) target_mapped: bool,
     /// The peer has an inbox and can answer.
@@ -138,12 +143,20 @@ pub(crate) fn choose(facts: &Facts) -> Result<(Route, RouteReason), Route> {
     }
     if let Some(route) = facts.forced {
         let possible = match route {
+            Route::Direct | Route::Runs if facts.inbox_only => false,
             Route::Direct => facts.target_mapped,
             Route::Landing => facts.inbox_mapped && !facts.pulled,
             Route::Staged => facts.inbox && !facts.pulled,
             Route::Runs => true,
         };
         return if possible { Ok((route, RouteReason::Forced)) } else { Err(route) };
+    }
+    if facts.inbox_only {
+        return match (facts.inbox, facts.inbox_mapped) {
+            (true, true) => Ok((Route::Landing, RouteReason::Promised)),
+            (true, false) => Ok((Route::Staged, RouteReason::Promised)),
+            (false, _) => Err(Route::Staged),
+        };
     }
     let run_bytes = facts.bytes / facts.runs;
     Ok(if facts.target_mapped {
@@ -180,6 +193,7 @@ mod tests {
     const REMOTE: Facts = Facts {
         forced: None,
         pulled: false,
+        inbox_only: false,
         bytes: 1 << 30,
         runs: 1 << 20,
         target_mapped: false,
@@ -210,6 +224,18 @@ mod tests {
             (Facts { pulled: true, forced: Some(Runs), ..REMOTE }, (Runs, Forced)),
         ] {
             assert_eq!(choose(&facts), Ok(expected), "{facts:?}");
+        }
+    }
+
+    #[test]
+    fn what_the_peer_has_been_told_is_kept() {
+        let promised = Facts { inbox_only: true, runs: 1, bytes: 1 << 20, ..REMOTE };
+        let near = Facts { target_mapped: true, inbox_mapped: true, kernel_copies: true, ..promised };
+        assert_eq!(choose(&promised), Ok((Route::Staged, RouteReason::Promised)));
+        assert_eq!(choose(&near), Ok((Route::Landing, RouteReason::Promised)));
+        assert_eq!(choose(&Facts { inbox: false, inbox_mapped: false, ..near }), Err(Route::Staged));
+        for route in [Route::Direct, Route::Runs] {
+            assert_eq!(choose(&Facts { forced: Some(route), ..near }), Err(route));
         }
     }
 

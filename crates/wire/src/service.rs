@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use ucx_sys::Status;
 
@@ -14,6 +15,7 @@ use crate::cuda::incoming::Incoming;
 use crate::error::RegionError;
 use crate::inbox::message::{Body, Message, Refusal};
 use crate::inbox::target::{Inbox, Peer, Reply};
+use crate::permits::{Permit, Permits};
 use crate::raw::{RawEndpoint, RawWorker};
 
 pub(crate) struct Service {
@@ -22,6 +24,7 @@ pub(crate) struct Service {
     inbox: Option<Inbox>,
     /// The same in GPU memory.
     slab: Option<Inbox>,
+    permits: Arc<Permits>,
     /// What the GPU scatters with, if there is one.
     gpu: Option<Rc<Incoming>>,
     answers: BTreeMap<Peer, RawEndpoint>,
@@ -34,6 +37,7 @@ impl Service {
         context: &Context,
         worker: &Rc<RawWorker>,
         gpu: Option<&Rc<Incoming>>,
+        permits: Arc<Permits>,
     ) -> Result<Self, RegionError> {
         let inbox = Inbox::new(context)?;
         let slab = gpu.map(|_| Inbox::on_gpu(context)).transpose()?.flatten();
@@ -41,6 +45,7 @@ impl Service {
             context: context.clone(),
             inbox,
             slab,
+            permits,
             gpu: gpu.cloned(),
             answers: BTreeMap::new(),
             replies: Vec::new(),
@@ -71,6 +76,15 @@ impl Service {
             return None;
         }
         match body {
+            Body::Describe { stream, permit, .. } | Body::DescribeDevice { stream, permit, .. }
+                if !self.permits.allow(peer.epoch, permit) =>
+            {
+                // Of what was let in a moment ago there may be the beginning of a description.
+                self.inboxes().filter(|inbox| inbox.has(peer, stream)).for_each(|inbox| {
+                    inbox.drop_stream(peer, stream);
+                });
+                self.replies.push((peer, Body::Refused { stream, refusal: Refusal::Revoked }));
+            }
             Body::Hello { address } => {
                 // A source that cannot be answered gets nothing: it finds out by its own deadline.
                 let Ok(card) = WorkerCard::parse(&address, self.context.ucx_version()) else { return None };
@@ -86,11 +100,12 @@ impl Service {
                     }
                 }
             }
-            Body::Describe { stream, total_bytes, bytes } => {
+            Body::Describe { stream, permit, total_bytes, bytes } => {
                 let inbox = self.inbox.as_mut()?;
                 self.replies.extend(inbox.describe(&self.context, peer, stream, total_bytes, &bytes));
+                inbox.belongs(peer, stream, permit);
             }
-            Body::DescribeDevice { stream, slab, total_bytes, bytes } => {
+            Body::DescribeDevice { stream, permit, slab, total_bytes, bytes } => {
                 let inbox = if slab { &mut self.slab } else { &mut self.inbox };
                 let reply = match (inbox, &self.gpu) {
                     (Some(inbox), Some(gpu)) => {
@@ -99,6 +114,7 @@ impl Service {
                     _ => Some((peer, Body::Refused { stream, refusal: Refusal::Gpu })),
                 };
                 self.replies.extend(reply);
+                self.inboxes().for_each(|inbox| inbox.belongs(peer, stream, permit));
             }
             // The one that does not know the stream takes no notice.
             Body::Chunk { stream, index, chunk } => {
@@ -125,9 +141,16 @@ impl Service {
             | Body::Ahead { .. }
             | Body::Landed { .. }
             | Body::Refused { .. }
-            | Body::Dropped { .. } => {}
+            | Body::Dropped { .. }
+            | Body::Revoked { .. } => {}
         }
         None
+    }
+
+    /// Scatters nothing more of what belongs to a permit that has been closed. When this returns, nothing of it is scattered.
+    pub(crate) fn revoke(&mut self, epoch: u64, permit: Permit) {
+        let replies: Vec<Reply> = self.inboxes().flat_map(|inbox| inbox.revoke(epoch, permit)).collect();
+        self.replies.extend(replies);
     }
 
     /// Scatters a chunk, grants what is free and answers. Returns whether anything was done.

@@ -1,4 +1,4 @@
-//! A progress thread and the handle that commands it.
+//! The handle that commands a worker and moves it along.
 
 use std::cell::RefCell;
 use std::io;
@@ -25,11 +25,13 @@ use crate::event::{Event, STATS_BYTES_MAX, TransferId};
 use crate::frame::FRAME_PAYLOAD_BYTES_MAX;
 use crate::helm::{Helm, Restless};
 use crate::listener::Listener;
+use crate::permits::{Permit, Permits, Permitted};
+use crate::pieces::SlotPair;
 use crate::process::Process;
 use crate::progress::{Command, Notice, Posted};
-use crate::region::{MemoryKind, RegionCard};
+use crate::region::{MemoryKind, Region, RegionCard};
 use crate::share::{Mapped, ShareCard};
-use crate::transfer::{Direction, Part, Work};
+use crate::transfer::{Direction, Part, Prepared, Work};
 
 /// How long a command may take: it is a queue away from a thread that never blocks.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(10);
@@ -59,8 +61,9 @@ const COMMANDS_MAX: usize = 1024;
 /// | [`cancel`](Self::cancel), direct | `Cancelled`, when the slices that are being copied are done | nothing |
 /// | cancel, runs | `Cancelled`, when the puts that were posted have completed and been flushed | nothing |
 /// | cancel, landing and staged | `Cancelled`, when the target has dropped what it had not scattered, and said so | nothing |
+/// | the target [revokes](Self::revoke) what it belongs to, landing and staged | `Refused`, when the target has said so | nothing |
 /// | cancel, and the peer is silent | as a stopped peer's | as a stopped peer's |
-/// | [`close`](Self::close) | `Endpoint` with `ERR_CANCELED`, at once | what was posted or filled, until the peer has read its end of the connection: half a second, if it runs |
+/// | [`close`](Self::close) | `Endpoint` with `ERR_CANCELED`, at once | direct: nothing (`settled`). The others: what was posted or filled, until the peer has read its end of the connection: half a second, if it runs |
 /// | the peer is killed before or during | `Endpoint` or `Put`; [`Event::EndpointFailed`] once | nothing: its memory went with it, and copies into what is mapped here are over |
 /// | the peer is killed after | `Ok`, which no later event takes back | nothing |
 /// | the peer is stopped | direct: as ever. The others wait, and are whole if it goes on before [`stall_deadline`](crate::ContextOptions::stall_deadline); else `Endpoint` with `ERR_TIMED_OUT` | what had left this side, whenever the peer goes on |
@@ -79,6 +82,7 @@ pub struct Worker {
     /// Whether commands are carried out at once: else when the owner says so.
     prompt: bool,
     helm: Arc<Helm>,
+    permits: Arc<Permits>,
     stopped: Receiver<()>,
 }
 
@@ -121,13 +125,14 @@ impl Worker {
         let helm = Arc::new(Helm::new(context, commands.clone())?);
         let (started, start) = bounded(1);
         let (stop, stopped) = bounded(0);
-        let (its_context, its_helm) = (context.clone(), helm.clone());
+        let permits = Arc::new(Permits::default());
+        let (its_context, its_helm, its_permits) = (context.clone(), helm.clone(), permits.clone());
         thread::Builder::new().name("kvferry-wire".to_owned()).spawn(move || {
-            its_helm.run(its_context, epoch, (listener, command_queue), &started);
+            its_helm.run(its_context, epoch, (listener, command_queue, its_permits), &started);
             drop(stop); // the handle sees the channel disconnect
         })?;
         let address = start.recv().map_err(|_| io::Error::other("the progress thread ended at once"))??;
-        Ok(Self { context: context.clone(), address, epoch, commands, prompt, helm, stopped })
+        Ok(Self { context: context.clone(), address, epoch, commands, prompt, helm, permits, stopped })
     }
 
     /// What a peer needs to connect.
@@ -238,7 +243,7 @@ impl Worker {
     ///
     /// [`TransferError`]; then nothing was posted and no event follows.
     pub fn put(&self, endpoint: EndpointId, transfer: TransferId, parts: Vec<Part>) -> Result<(), TransferError> {
-        self.post(Direction::Put, endpoint, transfer, parts, None, None)
+        self.post(Direction::Put, endpoint, transfer, parts, Extras::default())
     }
 
     /// As [`put`](Self::put), and reads nothing before this side's GPU has reached `ready`: the caller need not wait for what
@@ -254,7 +259,7 @@ impl Worker {
         parts: Vec<Part>,
         ready: CudaEvent,
     ) -> Result<(), TransferError> {
-        self.post(Direction::Put, endpoint, transfer, parts, None, Some(ready))
+        self.post(Direction::Put, endpoint, transfer, parts, Extras { ready: Some(ready), ..Extras::default() })
     }
 
     /// As [`put`](Self::put), the other way: copies each part's remote memory to its local memory. Reads what is there when
@@ -270,7 +275,7 @@ impl Worker {
     ///
     /// [`TransferError`]; then nothing was posted and no event follows.
     pub fn get(&self, endpoint: EndpointId, transfer: TransferId, parts: Vec<Part>) -> Result<(), TransferError> {
-        self.post(Direction::Get, endpoint, transfer, parts, None, None)
+        self.post(Direction::Get, endpoint, transfer, parts, Extras::default())
     }
 
     /// As [`put`](Self::put), and sends a frame to the peer the moment that the transfer has ended well: sooner than its
@@ -290,29 +295,113 @@ impl Worker {
         if payload.len() > FRAME_PAYLOAD_BYTES_MAX {
             return Err(CommandError::PayloadTooLong { bytes: payload.len() }.into());
         }
-        let notice = Notice { kind, payload, with_stats: false };
-        self.post(Direction::Put, endpoint, transfer, parts, Some(notice), None)
+        let notice = Some(Notice { kind, payload, with_stats: false });
+        self.post(Direction::Put, endpoint, transfer, parts, Extras { notice, ..Extras::default() })
     }
 
-    /// As [`put_then_send`](Self::put_then_send), with the transfer's statistics behind `payload`: what
+    /// As [`put`](Self::put), of a transfer that says what it belongs to, which its target must have
+    /// [let in](Self::permit) if it takes the inbox. [`Event::TakesInbox`] says that it does. With `report`, kind and payload, it
+    /// ends as by [`put_then_send`](Self::put_then_send), with the transfer's statistics behind the payload: what
     /// [`TransferStats::from_bytes`](crate::TransferStats::from_bytes) reads.
     ///
     /// # Errors
     ///
     /// [`TransferError`]; then nothing was posted and no event follows.
-    pub fn put_then_report(
+    pub fn put_permitted(
         &self,
         endpoint: EndpointId,
         transfer: TransferId,
         parts: Vec<Part>,
-        kind: u16,
-        payload: Vec<u8>,
+        permitted: Permitted,
+        report: Option<(u16, Vec<u8>)>,
     ) -> Result<(), TransferError> {
-        if payload.len() > FRAME_PAYLOAD_BYTES_MAX - STATS_BYTES_MAX {
+        if let Some((_, payload)) = &report
+            && payload.len() > FRAME_PAYLOAD_BYTES_MAX - STATS_BYTES_MAX
+        {
             return Err(CommandError::PayloadTooLong { bytes: payload.len() }.into());
         }
-        let notice = Notice { kind, payload, with_stats: true };
-        self.post(Direction::Put, endpoint, transfer, parts, Some(notice), None)
+        let notice = report.map(|(kind, payload)| Notice { kind, payload, with_stats: true });
+        let extras = Extras { notice, permitted: Some(permitted), ..Extras::default() };
+        self.post(Direction::Put, endpoint, transfer, parts, extras)
+    }
+
+    /// Lets transfers of the worker of epoch `peer_epoch` in through the inbox that say that they belong to `permit`. Those
+    /// that say nothing are always let in.
+    pub fn permit(&self, peer_epoch: u64, permit: Permit) {
+        self.permits.open(peer_epoch, permit);
+    }
+
+    /// Closes a permit of which nothing is under way.
+    pub fn expire(&self, peer_epoch: u64, permit: Permit) {
+        self.permits.close(peer_epoch, permit);
+    }
+
+    /// Closes a permit, of which anything may be under way: nothing that belongs to it is let in through the inbox, or
+    /// scattered from there, after the [`Event::Revoked`] that answers this. The peer is not waited for: it may be frozen. It
+    /// finds [`Refusal::Revoked`](crate::Refusal::Revoked). What does not take the inbox is not stopped by this.
+    ///
+    /// # Errors
+    ///
+    /// [`CommandError`] if the worker has stopped.
+    pub fn revoke(&self, peer_epoch: u64, permit: Permit) -> Result<(), CommandError> {
+        self.permits.close(peer_epoch, permit);
+        self.tell(Command::Revoke { epoch: peer_epoch, permit })
+    }
+
+    /// Checks what of `parts` does not depend on their slots, for [`put_prepared`](Self::put_prepared): parts that are given
+    /// clones of one list of pairs take one set, whose pairs are not looked at. With many parts and few slots most of the time
+    /// that a transfer takes is saved.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError`].
+    pub fn prepare(&self, endpoint: EndpointId, parts: Vec<Part>) -> Result<Prepared, TransferError> {
+        self.check_owners(endpoint, &parts)?;
+        let prepared = Prepared::new(endpoint, parts)?;
+        if prepared.uses_gpu() {
+            self.lock_host_memory(prepared.locals());
+        }
+        Ok(prepared)
+    }
+
+    /// As [`put`](Self::put), or [`put_then_send`](Self::put_then_send) if there is a frame to be sent, of parts that were
+    /// prepared: `sets` are the pairs of slots of each set, in the order in which the parts first named them.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError`]; then nothing was posted and no event follows.
+    pub fn put_prepared(
+        &self,
+        transfer: TransferId,
+        prepared: &Prepared,
+        sets: Vec<Arc<[SlotPair]>>,
+        frame: Option<(u16, Vec<u8>)>,
+    ) -> Result<(), TransferError> {
+        let notice = frame.map(|(kind, payload)| Notice { kind, payload, with_stats: false });
+        if let Some(notice) = notice.as_ref().filter(|notice| notice.payload.len() > FRAME_PAYLOAD_BYTES_MAX) {
+            return Err(CommandError::PayloadTooLong { bytes: notice.payload.len() }.into());
+        }
+        let work = prepared.work(Direction::Put, sets)?;
+        Ok(self.hand_over(Posted { endpoint: prepared.endpoint, transfer, work, notice })?)
+    }
+
+    fn check_owners(&self, endpoint: EndpointId, parts: &[Part]) -> Result<(), TransferError> {
+        if let Some(part) = parts.iter().position(|part| part.remote.endpoint != endpoint) {
+            return Err(TransferError::OtherEndpoint { part });
+        }
+        match parts.iter().position(|part| !self.context.owns(&part.local)) {
+            Some(part) => Err(TransferError::OtherContext { part }),
+            None => Ok(()),
+        }
+    }
+
+    /// Host memory that a GPU is to read is locked here rather than on the progress thread. Refused, it shows there.
+    fn lock_host_memory(&self, regions: &[Region]) {
+        if let Some(gpu) = self.context.gpu() {
+            for region in regions {
+                let _ = region.device_address(gpu);
+            }
+        }
     }
 
     fn post(
@@ -321,25 +410,20 @@ impl Worker {
         endpoint: EndpointId,
         transfer: TransferId,
         parts: Vec<Part>,
-        notice: Option<Notice>,
-        ready: Option<CudaEvent>,
+        Extras { notice, ready, permitted }: Extras,
     ) -> Result<(), TransferError> {
-        if let Some(part) = parts.iter().position(|part| part.remote.endpoint != endpoint) {
-            return Err(TransferError::OtherEndpoint { part });
-        }
-        if let Some(part) = parts.iter().position(|part| !self.context.owns(&part.local)) {
-            return Err(TransferError::OtherContext { part });
-        }
+        self.check_owners(endpoint, &parts)?;
         let mut work = Work::check(direction, parts)?;
-        work.ready = ready;
-        if let Some(gpu) = self.context.gpu().filter(|_| work.uses_gpu()) {
-            // Host memory that a GPU is to read is locked here rather than on the progress thread. Refused, it shows there.
-            for local in &work.locals {
-                let _ = local.device_address(gpu);
-            }
+        (work.ready, work.permitted) = (ready, permitted);
+        if work.uses_gpu {
+            self.lock_host_memory(&work.locals);
         }
-        let large = work.size.bytes > CARRIED_OUT_BYTES_MAX;
-        self.command(Command::Put(Posted { endpoint, transfer, work, notice }))?;
+        Ok(self.hand_over(Posted { endpoint, transfer, work, notice })?)
+    }
+
+    fn hand_over(&self, posted: Posted) -> Result<(), CommandError> {
+        let large = posted.work.size.bytes > CARRIED_OUT_BYTES_MAX;
+        self.command(Command::Put(posted))?;
         if large {
             self.helm.take_over();
         } else if self.prompt {
@@ -447,6 +531,14 @@ impl Drop for Worker {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+/// What a transfer may have besides its parts.
+#[derive(Default)]
+struct Extras {
+    notice: Option<Notice>,
+    ready: Option<CudaEvent>,
+    permitted: Option<Permitted>,
 }
 
 /// Moves workers along in the place of their progress threads until `done` returns something. For a caller that would otherwise

@@ -2,14 +2,15 @@
 //!
 //! A part is marked as exposed before the message that names its slots is handed out, so there is no moment at which a
 //! source knows slots that are not marked. From then on only these take the mark away: the source's report that all is
-//! written; its word that it has stopped and that nothing of it is on its way; its goodbye; the certain end of its process.
-//! Time does not.
+//! written; its word that it has stopped and that nothing of it is on its way; its goodbye; the certain end of its process; or,
+//! where it has promised to write through the inbox only, that this process lets nothing of it out of there any more. Time does
+//! not.
 
 use std::time::Instant;
 
 use super::{Action, Core, Handle, RequestKey, Resend, say};
 use crate::error::PeerName;
-use crate::message::{About, Message};
+use crate::message::{About, Message, Refusal, Serial};
 
 /// Whether a source may write to the slots that it was told of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,13 +64,36 @@ impl Core {
         let Some(peer) = self.peers.get(&epoch) else { return Vec::new() };
         let mut actions = Vec::new();
         for key in peer.source.receives.clone() {
-            if let Some(part) = self.receives.get_mut(&key).and_then(|receive| receive.parts.get_mut(&epoch)) {
-                part.exposure = Exposure::Quiet;
-                part.asks = None;
-            }
+            let part = self.receives.get_mut(&key).and_then(|receive| receive.parts.get_mut(&epoch));
+            // What is being compared with its sums is read until that is done.
+            let part = part.filter(|part| part.report.is_none());
+            actions.extend(part.and_then(|part| part.be_quiet(epoch)));
             actions.extend(self.settle(key));
         }
         actions.extend(self.forget_if_over(epoch));
+        actions
+    }
+
+    /// Cuts off what a source may still write of a receive that has ended, if it has promised to write through the inbox only.
+    /// Whether it can be spoken to, or lives, does not matter.
+    pub(super) fn revoke(&mut self, key: RequestKey, epoch: u64) -> Option<Action> {
+        let part = self.receives.get(&key)?.parts.get(&epoch)?;
+        let (serial, exposed) = (part.serial, part.exposure != Exposure::Quiet);
+        let can = part.inbox_only && part.end.is_some() && exposed && part.report.is_none();
+        let anew = can && self.revoking.insert((epoch, serial), key).is_none();
+        anew.then_some(Action::Revoke { epoch, serial })
+    }
+
+    /// Nothing of a want that was revoked is written any more.
+    pub(crate) fn revoked(&mut self, epoch: u64, serial: Serial) -> Vec<Action> {
+        let Some(key) = self.revoking.remove(&(epoch, serial)) else { return Vec::new() };
+        let part = self.receives.get_mut(&key).and_then(|receive| receive.parts.get_mut(&epoch));
+        let Some(part) = part.filter(|part| part.serial == serial && part.report.is_none()) else { return Vec::new() };
+        let mut actions: Vec<Action> = part.be_quiet(epoch).into_iter().collect();
+        if let Some(peer) = self.peers.get_mut(&epoch) {
+            peer.source.verdicts.insert(serial, Some(Refusal::Cancelled));
+        }
+        actions.extend(self.settle(key));
         actions
     }
 

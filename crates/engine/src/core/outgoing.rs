@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::{PutId, Resend};
 use crate::error::{PeerName, Phase};
-use crate::message::{About, Done, Message, PartCheck, Refusal, RequestKey, Stopped, Want};
+use crate::message::{About, Done, Late, Message, PartCheck, Refusal, RequestKey, Stopped, Want};
 use crate::report::Sent;
 
 /// One destination's part of a send.
@@ -23,8 +23,10 @@ pub(super) struct Outgoing {
     pub(super) sent: Sent,
     pub(super) checks: Vec<PartCheck>,
     pub(super) state: State,
-    /// Nothing that a write had posted before it failed is on its way still.
-    pub(super) settled: bool,
+    /// What a write had posted before it failed, and may be on its way still.
+    pub(super) late: Late,
+    /// The destination has been told that everything comes through its inbox.
+    pub(super) inbox_only: bool,
     /// An announcement, a report or the word that it has stopped, which has not been answered.
     pub(super) asks: Option<Resend>,
     /// The wire says the report when the last write has ended.
@@ -39,6 +41,8 @@ pub(super) struct Put {
     pub(super) moved: u64,
     /// It is with the wire; before that, its bytes are summed.
     pub(super) posted: bool,
+    /// The wire has said that it takes the destination's inbox.
+    pub(super) in_inbox: bool,
     pub(super) part: usize,
 }
 
@@ -76,7 +80,8 @@ impl Outgoing {
             sent,
             checks: Vec::new(),
             state: State::Open,
-            settled: true,
+            late: Late::Nothing,
+            inbox_only: false,
             asks: None,
             told: false,
             settling: None,
@@ -134,7 +139,7 @@ impl Outgoing {
             State::Open if self.want.is_none() => Some(Message::Announce(key)),
             State::Reporting => self.report(note),
             State::Stopping { reason, tell: true } if self.puts.is_empty() => {
-                Some(Message::Stopped(Stopped { about: self.about()?, reason, settled: self.settled }))
+                Some(Message::Stopped(Stopped { about: self.about()?, reason, late: self.late }))
             }
             _ => None,
         }

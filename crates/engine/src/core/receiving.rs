@@ -16,7 +16,7 @@ use super::exposure::Exposure;
 use super::timers::Subject;
 use super::{Action, Core, Handle, LinkId, Resend, ToVerify, say};
 use crate::error::{PartError, PeerName, Phase, PostError, RequestError, TransferError};
-use crate::message::{About, Done, Message, Moved, Refusal, Refused, RequestKey, Serial, Stopped, Want};
+use crate::message::{About, Done, Late, Message, Moved, Refusal, Refused, RequestKey, Serial, Stopped, Want};
 use crate::report::{Received, Times};
 
 /// Blocks of one receive, all groups together: what surely fits a frame, at 6 bytes a block and 1,024 for the rest.
@@ -55,8 +55,10 @@ pub(super) struct Incoming {
     news: Instant,
     /// When the source began to write, once there is a sign of it.
     begun: Option<Instant>,
+    /// The source has promised to write through the inbox only: what it may write can be cut off here.
+    pub(super) inbox_only: bool,
     /// A report that is being verified.
-    report: Option<(Instant, Done)>,
+    pub(super) report: Option<(Instant, Done)>,
     pub(super) end: Option<Result<Received, ()>>,
     pub(super) exposure: Exposure,
     /// A `Want`, or after the end a `Cancel`, that has not been answered.
@@ -88,6 +90,13 @@ impl Incoming {
         } else {
             Phase::Waiting
         }
+    }
+
+    /// Nothing writes for it any more.
+    pub(super) fn be_quiet(&mut self, epoch: u64) -> Option<Action> {
+        self.asks = None;
+        let exposed = std::mem::replace(&mut self.exposure, Exposure::Quiet) != Exposure::Quiet;
+        exposed.then_some(Action::Expire { epoch, serial: self.serial })
     }
 
     /// When it is to be looked at again.
@@ -219,12 +228,14 @@ impl Core {
                 started: receive.posted,
                 news: now,
                 begun: None,
+                inbox_only: false,
                 report: None,
                 end: None,
                 // Before the want leaves.
                 exposure: Exposure::Exposed,
                 asks: Some(Resend::new(now, &self.limits)),
             };
+            asked.push(Action::Permit { epoch, serial });
             asked.push(say(epoch, receive.want(key, &part)));
             peer.source.receives.insert(key);
             receive.parts.insert(epoch, part);
@@ -235,9 +246,8 @@ impl Core {
             actions.extend(self.finish_receive(now, key));
         } else {
             // The wants were never handed out.
-            for part in self.receives.get_mut(&key).into_iter().flat_map(|receive| receive.parts.values_mut()) {
-                (part.exposure, part.asks) = (Exposure::Quiet, None);
-            }
+            let parts = self.receives.get_mut(&key).into_iter().flat_map(|receive| &mut receive.parts);
+            actions.extend(parts.filter_map(|(epoch, part)| part.be_quiet(*epoch)));
             actions.extend(self.fail_receive(now, key, failed));
         }
         actions
@@ -282,10 +292,17 @@ impl Core {
         Vec::new()
     }
 
-    pub(super) fn moved(&mut self, now: Instant, epoch: u64, Moved { about, bytes }: Moved) -> Vec<Action> {
+    pub(super) fn moved(&mut self, now: Instant, epoch: u64, Moved { about, bytes, inbox }: Moved) -> Vec<Action> {
         let Some(part) = self.incoming(epoch, about) else { return Vec::new() };
+        part.inbox_only |= inbox;
         let bytes = bytes.min(part.expected);
-        if part.end.is_some() || bytes <= part.moved {
+        if part.end.is_some() {
+            return self.revoke(about.key, epoch).into_iter().collect();
+        }
+        if inbox {
+            part.begun.get_or_insert(now);
+        }
+        if bytes <= part.moved {
             return Vec::new(); // no progress, so no reason for more patience
         }
         (part.heard, part.news, part.moved, part.asks) = (true, now, bytes, None);
@@ -369,7 +386,7 @@ impl Core {
         let mut actions = vec![say(epoch, answer)];
         let Some(part) = self.incoming(epoch, about) else { return actions };
         let phase = part.phase();
-        (part.exposure, part.asks) = (Exposure::Quiet, None);
+        actions.extend(part.be_quiet(epoch));
         match verdict {
             Ok((reported, Done { carried, note, .. })) => {
                 part.moved = part.expected;
@@ -392,7 +409,7 @@ impl Core {
     }
 
     pub(super) fn stopped(&mut self, now: Instant, epoch: u64, stopped: Stopped) -> Vec<Action> {
-        let Stopped { about, reason, settled } = stopped;
+        let Stopped { about, reason, late } = stopped;
         if self.peer_on(epoch, Side::Source).is_none() {
             return Vec::new();
         }
@@ -401,12 +418,17 @@ impl Core {
             return actions;
         };
         let (peer, phase) = (part.name, part.phase());
-        part.exposure = if settled { Exposure::Quiet } else { Exposure::Unsettled };
-        part.asks = None;
+        if late == Late::Nothing {
+            actions.extend(part.be_quiet(epoch));
+        } else {
+            (part.exposure, part.asks) = (Exposure::Unsettled, None);
+            part.inbox_only |= late == Late::Inbox;
+        }
         let open = part.end.is_none();
         let error = PartError { epoch, phase, error: TransferError::Refused { peer, source: reason } };
         let error = open.then_some(error);
         actions.extend(self.fail_receive(now, about.key, error.into_iter().collect()));
+        actions.extend(self.revoke(about.key, epoch));
         actions
     }
 
@@ -509,6 +531,7 @@ impl Core {
             }
             for epoch in receive.parts.keys().copied().collect::<Vec<_>>() {
                 self.arm_incoming(key, epoch);
+                actions.extend(self.revoke(key, epoch));
             }
             self.timers.set(Subject::Choice(key), None);
             actions.push(Action::Received { key, outcome: Err(RequestError { key, errors }) });

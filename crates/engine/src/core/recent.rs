@@ -34,6 +34,10 @@ impl<K: Copy + Ord, V> Recent<K, V> {
         self.entries.keys()
     }
 
+    pub(super) fn get_mut(&mut self, key: &K) -> Option<&mut V> {
+        self.entries.get_mut(key)
+    }
+
     pub(super) fn get(&self, key: &K) -> Option<&V> {
         self.entries.get(key)
     }

@@ -15,7 +15,7 @@ use super::handshake::EARLY_HELLOS_MAX;
 use super::{Action, Core, Handle, Introduction, Limits, LinkId, PartSpec, Peer, PutId, Ticket};
 use crate::error::{ConnectError, PeerName, PostError, RequestError, TransferError};
 use crate::message::{
-    About, Bye, CallId, Done, Hello, Message, Moved, Refusal, Refused, RequestKey, Serial, Stopped, Want, Welcome,
+    About, Bye, CallId, Done, Hello, Late, Message, Moved, Refusal, Refused, RequestKey, Serial, Stopped, Want, Welcome,
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -178,7 +178,7 @@ fn a_request_goes_through_want_put_done_and_acknowledgement() {
     let done =
         Done { about: about(7, 0), bytes: BYTES, plan, carried: vec![stats()], note: vec![3], checks: Vec::new() };
     let actions = destination.heard(now + Duration::from_secs(1), SOURCE, Message::Done(done.clone()));
-    let Some(Action::Received { outcome: Ok(received), .. }) = actions.get(1) else { panic!("{actions:?}") };
+    let Some(Action::Received { outcome: Ok(received), .. }) = actions.get(2) else { panic!("{actions:?}") };
     assert_eq!((received[0].bytes, received[0].elapsed), (BYTES, Duration::from_secs(1)));
     assert_eq!((&received[0].carried, received[0].times.total), (&vec![stats()], Duration::from_secs(1)));
     assert!(is_quiet(&actions));
@@ -301,7 +301,7 @@ fn a_want_with_another_plan_is_refused_before_a_byte_moves() {
     let actions = send(&mut source, now, 7).unwrap();
     assert!(!actions.iter().any(|action| matches!(action, Action::Put { .. })), "{actions:?}");
     let (about, reason) = (about(7, 0), Refusal::PlansDiffer);
-    assert_eq!(said(&actions), [Message::Stopped(Stopped { about, reason, settled: true })]);
+    assert_eq!(said(&actions), [Message::Stopped(Stopped { about, reason, late: Late::Nothing })]);
     assert!(matches!(failure(&actions), TransferError::PlansDiffer { .. }));
 }
 
@@ -310,7 +310,7 @@ fn only_new_bytes_buy_patience() {
     let now = Instant::now();
     let mut destination = connected(now, Side::Destination);
     receive(&mut destination, now, 7).unwrap();
-    let moved = |bytes| Message::Moved(Moved { about: about(7, 0), bytes });
+    let moved = |bytes| Message::Moved(Moved { about: about(7, 0), bytes, inbox: false });
     let second = Duration::from_secs(1);
     assert_eq!(destination.heard(now + second, SOURCE, moved(10)).len(), 1);
     assert_eq!(destination.heard(now + 5 * second, SOURCE, moved(10)).len(), 0);
@@ -336,7 +336,7 @@ fn a_write_that_stalls_ends_its_send_at_once_and_frees_the_slots_when_it_ends() 
     let actions = source.put_done(now + PATIENCE, put, Err(PutError::Cancelled));
     assert!(is_quiet(&actions));
     let (about, reason) = (about(7, 0), Refusal::Failed);
-    let stopped = Message::Stopped(Stopped { about, reason, settled: true });
+    let stopped = Message::Stopped(Stopped { about, reason, late: Late::Nothing });
     assert_eq!(said(&actions), std::slice::from_ref(&stopped));
     // The destination gets its slots back by this word, and the source is told that it was heard.
     let actions = destination.heard(now, SOURCE, stopped);
@@ -346,18 +346,122 @@ fn a_write_that_stalls_ends_its_send_at_once_and_frees_the_slots_when_it_ends() 
     assert_eq!((source.next_deadline(), source.under_way(LINK)), (None, None));
 }
 
+/// The serials that are to be cut off here.
+fn revoked(actions: &[Action]) -> Vec<Serial> {
+    let serial = |action: &Action| match action {
+        Action::Revoke { epoch: SOURCE, serial } => Some(*serial),
+        _ => None,
+    };
+    actions.iter().filter_map(serial).collect()
+}
+
+#[test]
+fn what_comes_through_the_inbox_only_is_given_up_without_the_source() {
+    let now = Instant::now();
+    let serial = about(7, 0).serial;
+    let (mut source, mut destination, put) = moving(now);
+    // The wire says so of the only write, and the source promises it for all.
+    let promise = said(&source.put_takes_inbox(put));
+    assert_eq!(promise, [Message::Moved(Moved { about: about(7, 0), bytes: 0, inbox: true })]);
+    assert!(source.put_takes_inbox(put).is_empty(), "once is enough");
+    assert!(revoked(&destination.heard(now, SOURCE, promise[0].clone())).is_empty());
+    let actions = destination.cancel_receive(now, key(7));
+    assert_eq!(revoked(&actions), [serial]);
+    assert_eq!(said(&actions), [Message::Cancel(about(7, 0))], "it is told to stop, and not waited for");
+    assert!(!is_quiet(&actions), "the wire may be writing");
+    assert!(is_quiet(&destination.revoked(SOURCE, serial)));
+    assert_eq!(destination.next_deadline(), None);
+    assert!(destination.revoked(SOURCE, serial).is_empty());
+    // What it says later is answered, and changes nothing.
+    let done =
+        Done { about: about(7, 0), bytes: BYTES, plan: want(7, 0).plan, carried: vec![], note: vec![], checks: vec![] };
+    let refused = Message::Refused(Refused { about: about(7, 0), reason: Refusal::Cancelled });
+    assert_eq!(said(&destination.heard(now, SOURCE, Message::Done(done))), [refused]);
+    // A promise that comes after the end is as good.
+    let (_, mut destination, _) = moving(now);
+    assert!(revoked(&destination.cancel_receive(now, key(7))).is_empty(), "it may be written by the source itself");
+    assert_eq!(revoked(&destination.heard(now, SOURCE, promise[0].clone())), [serial]);
+    // So is one of a source that was lost with something on its way.
+    let (_, mut destination, _) = moving(now);
+    destination.lost(now, SOURCE, Status::ERR_CONNECTION_RESET);
+    let (about, reason) = (about(7, 0), Refusal::Cancelled);
+    let stopped = |late| Message::Stopped(Stopped { about, reason, late });
+    assert!(revoked(&destination.heard(now, SOURCE, stopped(Late::Anything))).is_empty());
+    assert!(destination.quarantine()[0].unsettled);
+    let (_, mut destination, _) = moving(now);
+    destination.cancel_receive(now, key(7));
+    assert_eq!(revoked(&destination.heard(now, SOURCE, stopped(Late::Inbox))), [serial]);
+    assert!(is_quiet(&destination.revoked(SOURCE, serial)));
+}
+
+#[test]
+fn nothing_is_promised_while_a_part_may_take_another_way_and_what_is_promised_binds_the_rest() {
+    let now = Instant::now();
+    let begun = || {
+        let mut source = connected(now, Side::Source);
+        source.heard(now, DESTINATION, Message::Want(want(7, 0)));
+        source.send(now, ticket(7), maps(), 0..32).unwrap();
+        source
+    };
+    // The write of a part, and whether it must take the inbox.
+    let push = |source: &mut Core, tokens| {
+        let part = PartSpec { tokens, ..PartSpec::default() };
+        let (_, actions) = source.push(now, ticket(7), part, true).unwrap();
+        let put = actions.iter().find_map(|action| match action {
+            Action::Put { put, inbox_only, .. } => Some((*put, *inbox_only)),
+            _ => None,
+        });
+        put.unwrap()
+    };
+    let mut source = begun();
+    let (first, second) = (push(&mut source, 0..16), push(&mut source, 16..32));
+    assert!(source.put_takes_inbox(second.0).is_empty(), "the first may be written by the source itself");
+    assert!(!source.put_takes_inbox(first.0).is_empty());
+    let mut source = begun();
+    let first = push(&mut source, 0..16);
+    assert!(!source.put_takes_inbox(first.0).is_empty());
+    let second = push(&mut source, 16..32);
+    assert_eq!((first.1, second.1), (false, true));
+    let mut source = begun();
+    let first = push(&mut source, 0..16);
+    let late = PutError::Endpoint { source: Status::ERR_CONNECTION_RESET, settled: false };
+    source.put_done(now, first.0, Err(late));
+    assert!(source.put_takes_inbox(first.0).is_empty(), "it has ended");
+}
+
+#[test]
+fn what_a_source_has_left_on_its_way_is_told_by_the_way_it_took() {
+    let now = Instant::now();
+    let endings = [
+        (false, true, Late::Nothing), // copied by the source itself, and over
+        (true, false, Late::Inbox),
+        (false, false, Late::Anything),
+    ];
+    for (takes_inbox, settled, expected) in endings {
+        let (mut source, _, put) = moving(now);
+        if takes_inbox {
+            source.put_takes_inbox(put);
+        }
+        source.lost(now, DESTINATION, Status::ERR_CONNECTION_RESET);
+        source.put_done(now, put, Err(PutError::Endpoint { source: Status::ERR_CANCELED, settled }));
+        let actions = source.heard(now, DESTINATION, Message::Cancel(about(7, 0)));
+        let (about, reason) = (about(7, 0), Refusal::Cancelled);
+        assert_eq!(said(&actions), [Message::Stopped(Stopped { about, reason, late: expected })]);
+    }
+}
+
 #[test]
 fn what_a_failed_connection_left_on_its_way_is_never_said_to_be_settled() {
     let now = Instant::now();
     let (mut source, _, put) = moving(now);
     let actions = source.lost(now, DESTINATION, Status::ERR_CONNECTION_RESET);
     assert!(matches!(failure(&actions), TransferError::Lost { .. }) && !is_quiet(&actions));
-    let broken = PutError::Endpoint { source: Status::ERR_CANCELED };
+    let broken = PutError::Endpoint { source: Status::ERR_CANCELED, settled: false };
     assert!(is_quiet(&source.put_done(now, put, Err(broken))), "nothing reads the slots any more");
     // Whenever the destination asks, over whatever connection.
     let unsettled = |actions: &[Action]| {
         let about = about(7, 0);
-        said(actions).contains(&Message::Stopped(Stopped { about, reason: Refusal::Cancelled, settled: false }))
+        said(actions).contains(&Message::Stopped(Stopped { about, reason: Refusal::Cancelled, late: Late::Anything }))
     };
     assert!(unsettled(&source.heard(now, DESTINATION, Message::Cancel(about(7, 0)))));
     let actions = source.disconnect(now, LINK).unwrap();
@@ -387,7 +491,7 @@ fn the_first_source_that_fails_ends_the_receive_and_the_others_are_asked_to_stop
     assert_eq!(exposed(&destination), [2, 1, 0]);
     let stopped = |serial| {
         let (about, reason) = (about(7, serial), Refusal::Cancelled);
-        Message::Stopped(Stopped { about, reason, settled: true })
+        Message::Stopped(Stopped { about, reason, late: Late::Nothing })
     };
     assert!(!is_quiet(&destination.heard(now, 70, stopped(0))));
     assert!(!is_quiet(&destination.heard(now, 90, stopped(2))));
@@ -451,7 +555,7 @@ fn a_peer_cannot_post_without_end() {
         assert_eq!(said(&source.heard(now, DESTINATION, small(serial))), [Message::Got(about(serial, serial))]);
     }
     let about = about(1 << 16, 1 << 16);
-    let refused = Message::Stopped(Stopped { about, reason: Refusal::TooMany, settled: true });
+    let refused = Message::Stopped(Stopped { about, reason: Refusal::TooMany, late: Late::Nothing });
     assert_eq!(said(&source.heard(now, DESTINATION, small(1 << 16))), [refused]);
     let mut destination = connected(now, Side::Destination);
     for request in 0..1 << 13 {
@@ -484,7 +588,11 @@ fn forged() -> impl Strategy<Value = Message> {
             .prop_map(|(source, call, rank)| { Message::Hello(Hello { rank: rank % 2, ..hello(source, call, None) }) }),
         (call.clone(), any::<bool>()).prop_map(|(call, settled)| Message::Bye(Bye { call, settled })),
         (call, any::<u64>()).prop_map(|(call, floor)| Message::Welcome(Welcome { call, floor })),
-        (about.clone(), any::<u64>()).prop_map(|(about, bytes)| Message::Moved(Moved { about, bytes })),
+        (about.clone(), any::<u64>(), any::<bool>()).prop_map(|(about, bytes, inbox)| Message::Moved(Moved {
+            about,
+            bytes,
+            inbox
+        })),
         (about.clone(), any::<u64>()).prop_map(|(about, bytes)| {
             Message::Done(Done {
                 about,
@@ -500,8 +608,8 @@ fn forged() -> impl Strategy<Value = Message> {
         about.clone().prop_map(Message::Cancel),
         about.clone().prop_map(Message::StopAck),
         about.clone().prop_map(|about| Message::Refused(Refused { about, reason: Refusal::Failed })),
-        (about.clone(), any::<bool>())
-            .prop_map(|(about, settled)| { Message::Stopped(Stopped { about, reason: Refusal::Failed, settled }) }),
+        (about.clone(), prop_oneof![Just(Late::Nothing), Just(Late::Inbox), Just(Late::Anything)])
+            .prop_map(|(about, late)| { Message::Stopped(Stopped { about, reason: Refusal::Failed, late }) }),
         key.clone().prop_map(Message::Announce),
         key.prop_map(Message::Release),
         (about, any::<u64>(), any::<u64>()).prop_map(|(about, end, bytes)| {

@@ -9,7 +9,7 @@ use super::outgoing::State;
 use super::peers::blocks;
 use super::{Action, Core, Ticket, say};
 use crate::error::{PartError, Phase, TransferError};
-use crate::message::{About, Message, Refusal, Serial, Stopped, Want};
+use crate::message::{About, Late, Message, Refusal, Serial, Stopped, Want};
 
 /// Receives that one peer may post ahead of the sends that serve them, and the blocks that they may name together.
 const WANTS_MAX: usize = 1 << 16;
@@ -30,8 +30,8 @@ impl Core {
             let again = part.question(about.key, &self.sends[&ticket].note).unwrap_or(Message::Got(about));
             return vec![say(epoch, again)];
         }
-        let settled = self.is_settled(epoch, about.serial);
-        let nack = |reason| vec![say(epoch, Message::Stopped(Stopped { about, reason, settled }))];
+        let late = self.late(epoch, about.serial);
+        let nack = |reason| vec![say(epoch, Message::Stopped(Stopped { about, reason, late }))];
         let reason = self.sent.get(&ticket).copied();
         let Some(peer) = self.peer_on(epoch, Side::Destination) else { return Vec::new() };
         let known = peer.destination.wants.get(&about.key).is_some_and(|want| want.about == about);
@@ -118,18 +118,24 @@ impl Core {
             }
             peer.destination.finish(about.serial);
         }
-        let settled = self.is_settled(epoch, about.serial);
-        vec![say(epoch, Message::Stopped(Stopped { about, reason: Refusal::Cancelled, settled }))]
+        let late = self.late(epoch, about.serial);
+        vec![say(epoch, Message::Stopped(Stopped { about, reason: Refusal::Cancelled, late }))]
     }
 
-    /// Whether nothing that was written for a want is on its way still. It outlives the send, the link and the memory of both.
-    pub(super) fn is_settled(&self, epoch: u64, serial: Serial) -> bool {
-        self.unsettled.get(&(epoch, serial)).is_none() && self.doubtful.get(&epoch).is_none()
+    /// What was written for a want and may be on its way still. It outlives the send, the link and the memory of both.
+    pub(super) fn late(&self, epoch: u64, serial: Serial) -> Late {
+        match self.unsettled.get(&(epoch, serial)) {
+            Some(late) => *late,
+            None if self.doubtful.get(&epoch).is_some() => Late::Anything,
+            None => Late::Nothing,
+        }
     }
 
     /// What was written for a want may be on its way for as long as this process lives.
-    pub(super) fn unsettle(&mut self, epoch: u64, serial: Serial) {
-        if let Some((forgotten, _)) = self.unsettled.insert((epoch, serial), ()) {
+    pub(super) fn unsettle(&mut self, epoch: u64, serial: Serial, late: Late) {
+        if let Some(known) = self.unsettled.get_mut(&(epoch, serial)) {
+            *known = late.max(*known);
+        } else if let Some((forgotten, _)) = self.unsettled.insert((epoch, serial), late) {
             self.doubtful.insert(forgotten, ());
         }
     }

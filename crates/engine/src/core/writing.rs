@@ -12,7 +12,7 @@ use super::outgoing::{Outgoing, Put, State};
 use super::sending::Pushed;
 use super::{Action, Core, Handle, Peer, PutId, Resend, Ticket, say};
 use crate::error::{PartError, Phase, TransferError};
-use crate::message::{Message, Moved, PartCheck, Refusal, Want};
+use crate::message::{About, Late, Message, Moved, PartCheck, Refusal, Want};
 use crate::report::carry;
 
 impl Core {
@@ -62,13 +62,14 @@ impl Core {
             self.next_put += 1;
             self.puts.insert(put, (ticket, epoch));
             let posted = !self.limits.verify;
-            part.puts.insert(put, Put { moved: 0, posted, part: index });
+            part.puts.insert(put, Put { moved: 0, posted, in_inbox: false, part: index });
             if posted {
                 let last = send.complete && part.started.iter().all(|started| *started) && part.puts.len() == 1;
                 // That the parts are the whole is known before the last of them leaves.
                 let then = (last && part.sent.bytes == want.bytes).then(|| part.report(&send.note)).flatten();
                 part.told = then.is_some();
-                actions.push(Action::Put { epoch, put, plan, then });
+                let (serial, inbox_only) = (want.about.serial, part.inbox_only);
+                actions.push(Action::Put { epoch, put, plan, then, serial, inbox_only });
             } else {
                 actions.push(Action::Sum { put, plan });
             }
@@ -97,8 +98,10 @@ impl Core {
         let last = send.complete && part.started.iter().all(|started| *started) && part.puts.len() == 1;
         let then = (last && part.sent.bytes == part.expected()).then(|| part.report(&send.note)).flatten();
         part.told = then.is_some();
+        let (about, inbox_only) = (part.about(), part.inbox_only);
         self.arm_outgoing(ticket, epoch);
-        vec![Action::Put { epoch, put, plan, then }]
+        let put = about.map(|About { serial, .. }| Action::Put { epoch, put, plan, then, serial, inbox_only });
+        put.into_iter().collect()
     }
 
     /// More of a write has been posted.
@@ -110,12 +113,29 @@ impl Core {
         if let Some(put) = part.puts.get_mut(&put) {
             put.moved = bytes;
         }
-        let (about, bytes) = (part.about(), part.moved());
+        let (about, bytes, inbox) = (part.about(), part.moved(), part.inbox_only);
         let moved = send.parts.values().map(Outgoing::moved).sum();
         self.arm_outgoing(ticket, epoch);
         let mut actions = vec![Action::Progress { handle: Handle::Send(ticket), moved }];
-        actions.extend(about.map(|about| say(epoch, Message::Moved(Moved { about, bytes }))));
+        actions.extend(about.map(|about| say(epoch, Message::Moved(Moved { about, bytes, inbox }))));
         actions
+    }
+
+    /// A write takes the destination's inbox. If all do that are under way, and none may be late that did not, the destination is
+    /// promised that all that follow will: it can give the want up by itself then.
+    pub(crate) fn put_takes_inbox(&mut self, put: PutId) -> Vec<Action> {
+        let Some((ticket, epoch)) = self.puts.get(&put).copied() else { return Vec::new() };
+        let Some(part) = self.part(ticket, epoch) else { return Vec::new() };
+        if let Some(put) = part.puts.get_mut(&put) {
+            put.in_inbox = true;
+        }
+        let all = part.puts.values().all(|put| put.in_inbox || !put.posted);
+        if part.inbox_only || part.late == Late::Anything || !all {
+            return Vec::new();
+        }
+        part.inbox_only = true;
+        let (about, bytes, inbox) = (part.about(), part.moved(), true);
+        about.map(|about| say(epoch, Message::Moved(Moved { about, bytes, inbox }))).into_iter().collect()
     }
 
     /// A write has ended.
@@ -127,9 +147,7 @@ impl Core {
     ) -> Vec<Action> {
         let Some((ticket, epoch)) = self.puts.remove(&put) else { return Vec::new() };
         let Some(part) = self.part(ticket, epoch) else { return Vec::new() };
-        if part.puts.remove(&put).is_none() {
-            return Vec::new();
-        }
+        let Some(Put { in_inbox, .. }) = part.puts.remove(&put) else { return Vec::new() };
         part.news = now;
         match result {
             Ok(stats) => {
@@ -139,11 +157,16 @@ impl Core {
                 part.settling = Some(now);
             }
             Err(source) => {
-                part.settled &= !source.may_still_arrive();
-                let (about, settled, open) = (part.about(), part.settled, part.state == State::Open);
+                let late = match (source.may_still_arrive(), in_inbox) {
+                    (false, _) => Late::Nothing,
+                    (true, true) => Late::Inbox,
+                    (true, false) => Late::Anything,
+                };
+                part.late = part.late.max(late);
+                let (about, late, open) = (part.about(), part.late, part.state == State::Open);
                 let (peer, moved, expected) = (part.name, part.moved(), part.expected());
-                if let Some(about) = about.filter(|_| !settled) {
-                    self.unsettle(epoch, about.serial);
+                if let Some(about) = about.filter(|_| late > Late::Nothing) {
+                    self.unsettle(epoch, about.serial, late);
                 }
                 if open {
                     let error = TransferError::Put { peer, moved, expected, source };

@@ -25,6 +25,8 @@ pub(crate) enum Way {
     Landing,
     /// Tcp, and whatever is chosen over it.
     Tcp,
+    /// Tcp, through the inbox.
+    Staged,
 }
 
 pub(crate) const WAYS: [Way; 3] = [Way::Direct, Way::Landing, Way::Tcp];
@@ -41,6 +43,7 @@ impl Rank {
             Way::Direct => options,
             Way::Landing => options.route(Route::Landing),
             Way::Tcp => options.transports("tcp"),
+            Way::Staged => options.transports("tcp").route(Route::Staged),
         });
         let engine = engine.unwrap();
         let cell = u32::try_from(SLOT_BYTES).unwrap() / BLOCK_TOKENS;

@@ -33,7 +33,9 @@ pub(crate) struct Carriers {
 
 impl Carriers {
     pub(crate) fn start(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
-        let (outgoing, incoming) = (Queue::new(gpu)?, Queue::new(gpu)?);
+        // Two kernels beside each other take twice the multiprocessors for a while, which not everybody wants.
+        let lanes = if gpu.options.sm_blocks.is_none() { 2 } else { 1 };
+        let (outgoing, incoming) = (Queue::new(gpu, lanes)?, Queue::new(gpu, 1)?);
         Ok(Self { outgoing: Rc::new(RefCell::new(outgoing)), incoming: Rc::new(Incoming::new(incoming)) })
     }
 
@@ -54,6 +56,8 @@ struct Facts {
     forced: Option<Route>,
     /// This side has a GPU.
     gpu: bool,
+    /// The slab, the inbox, or nothing.
+    inbox_only: bool,
     /// Both sides are GPU memory.
     between_gpus: bool,
     /// All of the target is mapped here, or why not.
@@ -76,7 +80,7 @@ fn choose(facts: &Facts) -> Result<(Route, RouteReason), (Route, RouteReason)> {
         Err(NotImported::Refused(_)) => RouteReason::GpuRefused,
         Err(NotImported::NotOffered) | Ok(()) => RouteReason::GpuNotMapped,
     };
-    let direct = facts.gpu && facts.target.is_ok();
+    let direct = facts.gpu && facts.target.is_ok() && !facts.inbox_only;
     let landing = facts.gpu && facts.slab_mapped && !facts.pulled;
     let staged = facts.gpu && facts.peer_gpu && facts.inbox && !facts.pulled;
     match facts.forced {
@@ -111,6 +115,7 @@ impl DeviceCarrier {
         let facts = Facts {
             forced: context.options().route,
             gpu: carriers.is_some(),
+            inbox_only: work.inbox_only(),
             between_gpus: locals && remotes,
             target: targets.as_ref().map(|_| ()).map_err(|why| *why),
             slab_mapped: connection.slab().is_some(),
@@ -226,7 +231,7 @@ impl DeviceCarrier {
         match self {
             Self::Direct(copy) => copy.step().map(|result| match connection.failure(true) {
                 Status::OK => result,
-                source => Err(PutError::Endpoint { source }),
+                source => Err(PutError::Endpoint { source, settled: true }),
             }),
             Self::Filling(filling) => {
                 let mut said = Vec::new();
@@ -253,6 +258,7 @@ mod tests {
     const NEAR: Facts = Facts {
         forced: None,
         gpu: true,
+        inbox_only: false,
         between_gpus: true,
         target: Ok(()),
         slab_mapped: true,
@@ -269,6 +275,8 @@ mod tests {
         let asked = Facts { forced: Some(Route::Direct), ..NEAR };
         assert_eq!(choose(&asked), Ok((Route::Direct, RouteReason::Forced)));
         assert_eq!(choose(&Facts { slab_mapped: false, ..NEAR }), Ok((Route::Direct, RouteReason::TargetMapped)));
+        let promised = Facts { inbox_only: true, same_gpu: true, ..NEAR };
+        assert_eq!(choose(&promised), Ok((Route::Landing, RouteReason::GpusOfOneHost)));
     }
 
     #[test]

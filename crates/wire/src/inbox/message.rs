@@ -11,6 +11,7 @@
 //!   Filled {..., bytes}        ->       or: put these bytes into it, where puts cannot be had
 //!                              <-     Landed, when all of it has been scattered
 //!                              <-     Refused {refusal}, instead
+//!                              <-     Revoked: nothing of this stream is scattered any more, and it is to be dropped
 //!   Drop                       ->       nothing more comes of this stream, none of its chunks is written any more
 //!                              <-     Dropped: nothing of it is scattered any more
 //!   Bye                        ->       nothing more comes, no chunk is written any more
@@ -21,6 +22,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::permits::Permit;
 use crate::pieces::{Dim, Piece, Shape, SlotPair, Span};
 use crate::region::RegionId;
 
@@ -47,6 +49,7 @@ pub(crate) enum Body {
     /// The next bytes of a [`Description`] of `total_bytes`.
     Describe {
         stream: StreamId,
+        permit: Option<Permit>,
         total_bytes: u32,
         bytes: Vec<u8>,
     },
@@ -85,10 +88,15 @@ pub(crate) enum Body {
     Dropped {
         stream: StreamId,
     },
+    /// The target scatters no more of a stream, and keeps its chunks for it until it is dropped.
+    Revoked {
+        stream: StreamId,
+    },
     /// As `Describe`, for the GPU to scatter: the next bytes of a
     /// [`DeviceDescription`](crate::cuda::description::DeviceDescription). Its chunks are those of the slab, or of the inbox.
     DescribeDevice {
         stream: StreamId,
+        permit: Option<Permit>,
         slab: bool,
         total_bytes: u32,
         bytes: Bytes,
@@ -154,6 +162,9 @@ pub enum Refusal {
     /// The target holds as much for this peer as it will. Try again when other transfers have ended.
     #[error("the target has no room for another transfer")]
     Busy,
+    /// The target has given up what the transfer belongs to. Nothing more of it is written.
+    #[error("the target has given up what the transfer belongs to")]
+    Revoked,
     /// The target's GPU failed. Connect to another.
     #[error("the target's GPU failed")]
     Gpu,
@@ -248,7 +259,7 @@ mod tests {
         let stream = StreamId(7);
         for body in [
             Body::Hello { address: vec![1, 2] },
-            Body::Describe { stream, total_bytes: 3, bytes: vec![1, 2, 3] },
+            Body::Describe { stream, permit: Some(Permit(9)), total_bytes: 3, bytes: vec![1, 2, 3] },
             Body::Grant { stream, before: 3, chunks: vec![0, 9] },
             Body::Chunk { stream, index: 1, chunk: 2 },
             Body::Filled { stream, index: 1, chunk: 2, bytes: vec![5; 300] },
@@ -256,7 +267,8 @@ mod tests {
             Body::Bye,
             Body::Drop { stream },
             Body::Dropped { stream },
-            Body::DescribeDevice { stream, slab: true, total_bytes: 400, bytes: Bytes(vec![9; 300]) },
+            Body::Revoked { stream },
+            Body::DescribeDevice { stream, permit: None, slab: true, total_bytes: 400, bytes: Bytes(vec![9; 300]) },
             Body::Chunks { stream, index: 5, chunks: vec![3, 1] },
             Body::Ahead { chunks: vec![7] },
         ] {

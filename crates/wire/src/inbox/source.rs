@@ -219,7 +219,8 @@ impl Filling {
         let description = Description { chunk_bytes, parts }.encode();
         let total_bytes = u32::try_from(description.len()).unwrap_or(u32::MAX); // refused by the target if it is so long
         for bytes in description.chunks(DESCRIBE_BYTES) {
-            (desk.say)(Body::Describe { stream: self.stream, total_bytes, bytes: bytes.to_vec() });
+            let (stream, permit, bytes) = (self.stream, work.permit(), bytes.to_vec());
+            (desk.say)(Body::Describe { stream, permit, total_bytes, bytes });
         }
         self.described = true;
         self.chunk_bytes = u64::from(chunk_bytes);

@@ -13,6 +13,7 @@ use crate::cuda::scatter::{Scatterer, Scattering};
 use crate::cursor::Cursor;
 use crate::error::{RegionError, TransferError};
 use crate::inbox::message::{Body, ConnectionId, Description, Refusal, StreamId};
+use crate::permits::Permit;
 use crate::pieces::{Shape, Size};
 use crate::region::{MemoryKind, Region};
 
@@ -89,6 +90,9 @@ struct Stream {
     /// The target of each shape, registered for as long as bytes may come.
     regions: Vec<Region>,
     description_bytes: usize,
+    /// What it belongs to, and whether that has been revoked: then nothing more is granted or scattered.
+    permit: Option<Permit>,
+    revoked: bool,
     /// Set for a stream of GPU memory, whose shapes and regions are here, and whose size is that of its units.
     device: Option<Rc<Scatterer>>,
     size: Size,
@@ -133,6 +137,8 @@ impl Stream {
             shapes: Vec::new(),
             regions: Vec::new(),
             description_bytes: 0,
+            permit: None,
+            revoked: false,
             device: None,
             size,
             chunk_bytes,
@@ -153,6 +159,10 @@ impl Stream {
 
     fn chunk_count(&self) -> u64 {
         self.size.bytes.div_ceil(self.chunk_bytes)
+    }
+
+    fn has_ready(&self) -> bool {
+        !self.revoked && !self.ready.is_empty()
     }
 
     /// Bytes of part `index`, of those that there are.
@@ -432,6 +442,37 @@ impl Inbox {
         landed
     }
 
+    /// Says what a stream belongs to.
+    pub(crate) fn belongs(&mut self, peer: Peer, stream: StreamId, permit: Option<Permit>) {
+        let connection = self.connections.get_mut(&peer);
+        if let Some(stream) = connection.and_then(|connection| connection.streams.get_mut(&stream)) {
+            stream.permit = permit;
+        }
+    }
+
+    /// Scatters nothing more of what belongs to a permit of a peer's. Its chunks stay its own until the peer says that it writes
+    /// none of them any more: these are the inbox's memory, and not what they were meant for.
+    pub(crate) fn revoke(&mut self, epoch: u64, permit: Permit) -> Vec<Reply> {
+        let of_epoch = self.connections.iter().filter(|(peer, _)| peer.epoch == epoch);
+        let streams = of_epoch.flat_map(|(peer, connection)| {
+            let revoked = connection.streams.iter().filter(|(_, stream)| stream.permit == Some(permit));
+            revoked.map(|(id, _)| (*peer, *id))
+        });
+        let mut replies = Vec::new();
+        for (peer, id) in streams.collect::<Vec<_>>() {
+            if let Some(landed) = self.settle_stream(peer, id) {
+                replies.push(landed);
+                continue;
+            }
+            let connection = self.connections.get_mut(&peer);
+            if let Some(stream) = connection.and_then(|connection| connection.streams.get_mut(&id)) {
+                (stream.revoked, stream.granted) = (true, stream.chunk_count());
+                replies.push((peer, Body::Revoked { stream: id }));
+            }
+        }
+        replies
+    }
+
     /// The peer gives a stream up and writes none of its chunks any more. What it has filled is forgotten.
     pub(crate) fn drop_stream(&mut self, peer: Peer, stream: StreamId) -> Option<Reply> {
         if let Some(landed) = self.settle_stream(peer, stream) {
@@ -454,12 +495,12 @@ impl Inbox {
 
     /// Scatters one chunk of the connection whose turn it is. `None` if there is none.
     pub(crate) fn scatter(&mut self) -> Option<Option<Reply>> {
-        let has_ready = |connection: &Connection| connection.streams.values().any(|stream| !stream.ready.is_empty());
+        let has_ready = |connection: &Connection| connection.streams.values().any(Stream::has_ready);
         let turn = self.scatter_turns.iter().position(|peer| self.connections.get(peer).is_some_and(has_ready))?;
         let peer = self.scatter_turns.remove(turn)?;
         self.scatter_turns.push_back(peer);
         let connection = self.connections.get_mut(&peer)?;
-        let (&id, stream) = connection.streams.iter_mut().find(|(_, stream)| !stream.ready.is_empty())?;
+        let (&id, stream) = connection.streams.iter_mut().find(|(_, stream)| stream.has_ready())?;
         let (index, chunks) = stream.ready.pop_front()?;
         if let Some(device) = &stream.device {
             let scattering = device.scatter(&self.region, self.chunk_bytes, &chunks, index);

@@ -9,6 +9,7 @@ use super::target::{DESCRIPTION_BYTES_MAX, Inbox, Peer};
 use crate::context::Context;
 use crate::copy::Stores;
 use crate::options::ContextOptions;
+use crate::permits::Permit;
 use crate::pieces::{Dim, Piece, Shape, SlotPair, Span};
 use crate::region::Region;
 
@@ -301,4 +302,33 @@ fn a_dropped_stream_scatters_nothing_and_keeps_nothing() {
     }
     assert!(source.bytes() == vec![0; 2000]);
     assert_eq!(source.inbox.drop_stream(Peer { epoch: 9, ..PEER }, STREAM), None);
+}
+
+/// What is filled when its permit is revoked, and what is filled later, stays in the inbox; its chunks come back with the
+/// source's word.
+#[test]
+fn nothing_of_a_revoked_permit_is_scattered() {
+    let mut source = Source::new();
+    let described = description(&source.target);
+    source.describe(&described, described.len());
+    source.inbox.belongs(PEER, STREAM, Some(Permit(3)));
+    source.take_grants();
+    let mut fill =
+        || source.fill().map(|(index, chunk)| source.inbox.filled(PEER, STREAM, index, chunk, None)).unwrap();
+    fill();
+    fill();
+    source.inbox.scatter();
+    let before = source.bytes();
+    assert!(source.inbox.revoke(PEER.epoch + 1, Permit(3)).is_empty(), "another peer's");
+    assert!(source.inbox.revoke(PEER.epoch, Permit(4)).is_empty(), "another permit");
+    assert_eq!(source.inbox.revoke(PEER.epoch, Permit(3)), [(PEER, Body::Revoked { stream: STREAM })]);
+    let (index, chunk) = source.fill().unwrap();
+    source.inbox.filled(PEER, STREAM, index, chunk, None);
+    assert_eq!(source.inbox.scatter(), None);
+    assert!(source.inbox.grant().is_empty());
+    assert_eq!(source.bytes(), before);
+    assert_eq!(source.inbox.drop_stream(PEER, STREAM), Some((PEER, Body::Dropped { stream: STREAM })));
+    // All chunks are there for whoever comes next.
+    source.describe(&described, described.len());
+    assert_eq!(granted(&mut source.inbox, PEER), 8);
 }

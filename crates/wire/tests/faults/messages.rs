@@ -17,7 +17,7 @@ fn each_message(check: impl Fn(Route, usize, u64)) {
     }
 }
 
-const TIMED_OUT: Result<(), PutError> = Err(PutError::Endpoint { source: Status::ERR_TIMED_OUT });
+const TIMED_OUT: Result<(), PutError> = Err(PutError::Endpoint { source: Status::ERR_TIMED_OUT, settled: false });
 
 pub(crate) fn a_lost_message_costs_at_most_the_stall_deadline() {
     for route in [Route::Landing, Route::Staged] {

@@ -26,7 +26,7 @@ fn a_closed_endpoint_ends_its_transfers_and_then_nothing_arrives_any_more() {
         for transfer in 1..=MANY {
             match end.done(TransferId(transfer)) {
                 Ok(_) => {}
-                Err(PutError::Endpoint { source: Status::ERR_CANCELED }) => cut += 1,
+                Err(PutError::Endpoint { source: Status::ERR_CANCELED, .. }) => cut += 1,
                 Err(error) => panic!("{way:?}: {error:?}"),
             }
         }

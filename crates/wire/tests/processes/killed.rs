@@ -60,7 +60,7 @@ fn a_transfer_ends_with_the_peer_that_is_killed_during_it() {
         for transfer in 1..=MANY {
             match end.done(TransferId(transfer)) {
                 Ok(_) => {}
-                Err(PutError::Endpoint { source } | PutError::Put { source }) => {
+                Err(PutError::Endpoint { source, .. } | PutError::Put { source }) => {
                     assert_ne!(source, Status::OK);
                     failed += 1;
                 }

@@ -70,7 +70,7 @@ fn a_peer_that_stays_stopped_is_given_up() {
         let start = Instant::now();
         end.put(endpoint, TransferId(1), end.part(remote, BYTES / PIECE));
         let result = end.done(TransferId(1));
-        assert_eq!(result, Err(PutError::Endpoint { source: Status::ERR_TIMED_OUT }), "{way:?}");
+        assert_eq!(result, Err(PutError::Endpoint { source: Status::ERR_TIMED_OUT, settled: false }), "{way:?}");
         assert!(start.elapsed() < 4 * deadline, "{way:?}: {:?}", start.elapsed());
 
         // What had left may still arrive when the peer goes on: the target is exposed until it says otherwise. Nothing else is
@@ -100,7 +100,7 @@ fn a_cancel_waits_for_a_stopped_peer_only_where_that_writes_and_not_for_ever() {
         (1..=50).for_each(|transfer| end.worker.cancel(TransferId(transfer)).unwrap());
         let start = Instant::now();
         let ends: Vec<_> = (1..=50).map(|transfer| end.done(TransferId(transfer))).collect();
-        let cut_off = Err(PutError::Endpoint { source: Status::ERR_TIMED_OUT });
+        let cut_off = Err(PutError::Endpoint { source: Status::ERR_TIMED_OUT, settled: false });
         let expected = if way.1 == Route::Direct { Err(PutError::Cancelled) } else { cut_off };
         assert!(ends.iter().all(|end| *end == expected || *end == Err(PutError::Cancelled) || end.is_ok()), "{ends:?}");
         assert!(ends.contains(&expected), "{way:?}: {ends:?}");

@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use kvferry_wire::{CommandError, Event, PutError, Region, RemoteRegion, TransferId};
+use kvferry_wire::{
+    CommandError, Event, Permit, Permitted, PutError, Refusal, Region, RemoteRegion, Route, TransferId,
+};
 
 use super::end::{End, Way, bytes, filled, pair, pattern, side_by_side};
 
@@ -131,4 +133,58 @@ pub(crate) fn a_cancel_ends_the_transfer_that_it_names_and_no_other(way: &Way) {
     put_all(a, &memory, 1);
     assert!(a.done().1.is_ok(), "{way:?}: a cancel from before the transfer is not for it");
     assert!(a.events.try_recv().is_err(), "{way:?}");
+}
+
+pub(crate) fn what_its_target_has_revoked_changes_not_a_byte_more(way: &Way) {
+    if way.alone || !matches!(way.options.route, Some(Route::Landing | Route::Staged)) {
+        return; // no other way has a part for the target to play
+    }
+    let ends = pair(&way.roomy());
+    let ([a, b], memory) = (&ends, memory(&ends));
+    let canary = vec![0xcc; BYTES as usize];
+    let refused = PutError::Refused { refusal: Refusal::Revoked };
+    let put = |transfer: u64, permit| {
+        let part = side_by_side((&memory.source, 0), (memory.remote, 0), PIECE, (BYTES / PIECE) as u32);
+        let permitted = Permitted { permit, inbox_only: transfer.is_multiple_of(2) };
+        a.worker.put_permitted(a.to_peer, TransferId(transfer), vec![part], permitted, None).unwrap();
+    };
+    let mut cut = 0;
+    for round in 0..ROUNDS {
+        let permit = Permit(round);
+        b.worker.permit(a.epoch, permit);
+        (0..TOGETHER).for_each(|transfer| put(transfer, permit));
+        std::thread::sleep(Duration::from_millis(round));
+        b.worker.revoke(a.epoch, permit).unwrap();
+        match b.event() {
+            Event::Revoked { epoch, permit: of } => assert_eq!((epoch, of), (a.epoch, permit)),
+            event => panic!("{way:?}: {event:?} in place of a revocation"),
+        }
+        memory.target.write(0, &canary).unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+        assert!(bytes(&memory.target) == canary, "{way:?}, round {round}: late bytes");
+        let (mut over, mut told) = (0, 0);
+        while over < TOGETHER {
+            match a.event() {
+                Event::TakesInbox { .. } => told += 1,
+                Event::TransferDone { result: Ok(_), .. } => over += 1,
+                Event::TransferDone { result: Err(error), .. } => {
+                    assert_eq!(error, refused, "{way:?}");
+                    (over, cut) = (over + 1, cut + 1);
+                }
+                event => panic!("{way:?}: {event:?}"),
+            }
+        }
+        assert_eq!(told, TOGETHER, "{way:?}");
+        assert!(bytes(&memory.target) == canary, "{way:?}, round {round}: late bytes");
+    }
+    println!("{way:?}: {cut} of {} cut off", ROUNDS * TOGETHER);
+    assert!(cut > 0, "{way:?}: nothing was revoked in time");
+    // What they held is free again.
+    b.worker.permit(a.epoch, Permit(ROUNDS));
+    put(0, Permit(ROUNDS));
+    a.ended().1.unwrap();
+    assert!(bytes(&memory.target) == pattern(BYTES), "{way:?}");
+    b.worker.expire(a.epoch, Permit(ROUNDS));
+    put(0, Permit(ROUNDS));
+    assert_eq!(a.ended().1, Err(refused), "{way:?}: what is over is not let in");
 }

@@ -1,6 +1,8 @@
 //! Messages.
 
-use kvferry_wire::{CommandError, Event, FRAME_PAYLOAD_BYTES_MAX, FrameError, TransferId, TransferStats};
+use kvferry_wire::{
+    CommandError, Event, FRAME_PAYLOAD_BYTES_MAX, FrameError, Permit, Permitted, TransferId, TransferStats,
+};
 
 use super::end::{Way, bytes, filled, pair, pattern, side_by_side};
 
@@ -41,7 +43,10 @@ pub(crate) fn a_frame_behind_a_transfer_finds_its_bytes(way: &Way) {
         let (parts, kind) = (vec![part], u16::from(round));
         let with_stats = round % 2 == 1;
         if with_stats {
-            a.worker.put_then_report(a.to_peer, TransferId(0), parts, kind, vec![round]).unwrap();
+            let permitted = Permitted { permit: Permit(u64::from(round)), inbox_only: false };
+            b.worker.permit(a.worker.epoch(), permitted.permit);
+            let report = Some((kind, vec![round]));
+            a.worker.put_permitted(a.to_peer, TransferId(0), parts, permitted, report).unwrap();
         } else {
             a.worker.put_then_send(a.to_peer, TransferId(0), parts, kind, vec![round]).unwrap();
         }
@@ -57,11 +62,12 @@ pub(crate) fn a_frame_behind_a_transfer_finds_its_bytes(way: &Way) {
                     heard = true;
                 }
                 Event::TransferDone { result, .. } if way.alone => ended = result.is_ok(),
+                Event::TakesInbox { .. } if way.alone => {}
                 event => panic!("{way:?}: {event:?}"),
             }
         }
         if !way.alone {
-            a.done().1.unwrap();
+            a.ended().1.unwrap();
         }
     }
     let other = filled(&a.context, &pattern(100));

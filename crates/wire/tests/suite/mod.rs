@@ -47,6 +47,7 @@ macro_rules! conformance {
             a_worker_that_stops_has_sent_its_frames
             once_a_cancel_is_said_to_be_over_not_a_byte_changes
             a_cancel_ends_the_transfer_that_it_names_and_no_other
+            what_its_target_has_revoked_changes_not_a_byte_more
         }
     };
     ($run:path: $module:ident: $($behaviour:ident)*) => { $(

@@ -3,13 +3,24 @@
 use kvferry_wire::{PutError, Route, RouteReason, Status, TransferStats};
 
 use super::super::{LinkId, PutId};
-use crate::message::{Hello, Message, RequestKey};
+use crate::message::{Hello, Message, RequestKey, Serial};
 
 #[derive(Clone, Debug)]
 pub(super) struct Frame {
     pub(super) from: u64,
     pub(super) to: u64,
     pub(super) message: Message,
+}
+
+/// Who writes a destination's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// The source's process.
+    Direct,
+    /// The destination's process, from its inbox.
+    Inbox,
+    /// A network, which goes on when the source has ended, and which nobody can stop.
+    Runs,
 }
 
 /// A write of a plan.
@@ -22,10 +33,14 @@ pub(super) struct Write {
     pub(super) bytes: u64,
     /// Slots that have not left the source.
     pub(super) waiting: Vec<u32>,
-    /// Slots that have left it and not landed: over a network only.
+    /// Slots that have left it and not landed.
     pub(super) flying: Vec<u32>,
-    /// The source's process writes to the destination's memory itself.
-    pub(super) direct: bool,
+    pub(super) serial: Serial,
+    pub(super) way: Way,
+    /// Of the inbox: the source knows that it takes it.
+    pub(super) told: bool,
+    /// Of the inbox: it was let in, or refused.
+    pub(super) let_in: Option<bool>,
     pub(super) cancelled: bool,
     /// The source has been told how it ended. What flies on is late.
     pub(super) over: bool,
@@ -39,7 +54,11 @@ impl Write {
             return None;
         }
         if failed {
-            return Some(Err(PutError::Endpoint { source: Status::ERR_CONNECTION_RESET }));
+            let (source, settled) = (Status::ERR_CONNECTION_RESET, self.way == Way::Direct);
+            return Some(Err(PutError::Endpoint { source, settled }));
+        }
+        if self.let_in == Some(false) {
+            return Some(Err(PutError::Refused { refusal: kvferry_wire::Refusal::Revoked }));
         }
         let landed = self.flying.is_empty() && (self.waiting.is_empty() || self.cancelled);
         landed.then(|| if self.waiting.is_empty() { Ok(self.stats()) } else { Err(PutError::Cancelled) })
@@ -59,6 +78,8 @@ pub(super) enum News {
     /// A life of a peer is over for certain.
     Died(u64),
     Dial(u64),
+    /// To let nothing more in of what a life of a peer writes for a want.
+    Revoke(u64, Serial),
     Introduce {
         link: LinkId,
         old: u64,

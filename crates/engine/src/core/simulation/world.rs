@@ -10,9 +10,9 @@ use kvferry_wire::Status;
 use super::super::{Action, Core, Handle, Introduction, Limits, LinkId, PartSpec, Peer, Ticket};
 use super::check::Books;
 use super::fixture::{BLOCK_TOKENS, DESTINATIONS, SLOTS, SOURCES, peers};
-use super::network::{Frame, News, Write};
+use super::network::{Frame, News, Way, Write};
 use super::random::Random;
-use crate::message::{Message, RequestKey};
+use crate::message::{Message, RequestKey, Serial};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -60,6 +60,10 @@ pub(super) struct World {
     deeds: Vec<(usize, Deed)>,
     /// Connections that have failed at the one that writes, and not been made again.
     failed: BTreeSet<(u64, u64)>,
+    /// Wants that destinations let in through their inboxes: lives of source and destination.
+    permits: BTreeSet<(u64, u64, Serial)>,
+    /// Requests for which a network goes on writing although their connection has failed.
+    late: BTreeSet<(u64, u64, RequestKey)>,
     books: Books,
     next_epoch: u64,
     next_request: u64,
@@ -92,6 +96,8 @@ impl World {
             news: Vec::new(),
             deeds: Vec::new(),
             failed: BTreeSet::new(),
+            permits: BTreeSet::new(),
+            late: BTreeSet::new(),
             books: Books::default(),
             next_epoch: 1,
             next_request: 0,
@@ -181,14 +187,16 @@ impl World {
                     }
                     self.frames.push(Frame { from: epoch, to, message });
                 }
-                Action::Put { epoch: to, put, plan, then } => {
+                Action::Put { epoch: to, put, plan, then, serial, inbox_only } => {
                     let mut slots = BTreeSet::new();
                     for (_, pairs) in plan.sections() {
                         slots.extend(pairs.iter().map(|pair| pair.destination.0));
                     }
                     let key = self.ranks[index].core.puts[&put].0.key;
-                    let (waiting, flying, direct) = (slots.into_iter().collect(), Vec::new(), !self.random.one_in(3));
-                    let (cancelled, over, bytes) = (false, false, plan.bytes());
+                    let (waiting, flying) = (slots.into_iter().collect(), Vec::new());
+                    let any = [Way::Direct, Way::Inbox, Way::Runs][self.random.below(3)];
+                    let way = if inbox_only { Way::Inbox } else { any };
+                    let (told, let_in, cancelled, over, bytes) = (false, None, false, false, plan.bytes());
                     self.writes.push(Write {
                         from: epoch,
                         to,
@@ -197,7 +205,10 @@ impl World {
                         bytes,
                         waiting,
                         flying,
-                        direct,
+                        serial,
+                        way,
+                        told,
+                        let_in,
                         cancelled,
                         over,
                         then,
@@ -207,6 +218,12 @@ impl World {
                 Action::CancelPut { put } => {
                     let of_put = |write: &&mut Write| write.from == epoch && write.put == put;
                     self.writes.iter_mut().filter(of_put).for_each(|write| write.cancelled = true);
+                }
+                Action::Permit { epoch: from, serial } => drop(self.permits.insert((from, epoch, serial))),
+                Action::Expire { epoch: from, serial } => drop(self.permits.remove(&(from, epoch, serial))),
+                Action::Revoke { epoch: from, serial } => {
+                    self.permits.remove(&(from, epoch, serial));
+                    self.news.push((index, News::Revoke(from, serial)));
                 }
                 Action::Dial { epoch } => self.news.push((index, News::Dial(epoch))),
                 Action::Introduce { link, old, epoch, hello } => {
@@ -258,7 +275,7 @@ impl World {
     /// Moves one write along: a slot leaves its source, or lands.
     fn step_write(&mut self, place: usize) {
         let (now, write) = (self.now, &mut self.writes[place]);
-        let (from, to, key) = (write.from, write.to, write.key);
+        let (from, to, key, way) = (write.from, write.to, write.key, write.way);
         // What is on its way lands by the destination's own hand.
         let lands = self.ranks.iter().any(|rank| rank.alive && rank.epoch == to && !rank.frozen);
         if lands && !write.flying.is_empty() && !self.random.one_in(2) {
@@ -270,14 +287,24 @@ impl World {
         if let Some(index) = source.filter(|index| self.runs(*index)) {
             let failed = self.failed.contains(&(from, to));
             let write = &mut self.writes[place];
+            if way == Way::Inbox && !write.told {
+                write.told = true;
+                let put = write.put;
+                let actions = self.ranks[index].core.put_takes_inbox(put);
+                self.act(index, actions);
+            } else if way == Way::Inbox && write.let_in.is_none() && lands && !failed && !write.over {
+                write.let_in = Some(self.permits.contains(&(from, to, write.serial)));
+            }
+            let write = &mut self.writes[place];
             if !write.over
                 && !write.cancelled
                 && !failed
+                && (way != Way::Inbox || write.let_in == Some(true))
                 && let Some(slot) = write.waiting.pop()
             {
                 let link = self.ranks[index].link;
                 self.books.read(from, Handle::Send(Ticket { link, key }));
-                if write.direct {
+                if way == Way::Direct {
                     self.books.write(from, to, key, slot);
                 } else {
                     write.flying.push(slot);
@@ -285,6 +312,9 @@ impl World {
             }
             if let Some(result) = write.end(failed) {
                 write.over = true;
+                if failed && way == Way::Runs {
+                    self.late.insert((from, to, key));
+                }
                 let (put, then) = (write.put, write.then.take().filter(|_| result.is_ok()));
                 self.frames.extend(then.map(|message| Frame { from, to, message }));
                 let actions = self.ranks[index].core.put_done(now, put, result);
@@ -330,6 +360,15 @@ impl World {
                 }
                 self.failed.insert((own, epoch));
                 self.ranks[index].core.died(now, epoch)
+            }
+            News::Revoke(epoch, serial) => {
+                for write in self.writes.iter_mut().filter(|w| (w.from, w.to, w.serial) == (epoch, own, serial)) {
+                    if write.way == Way::Inbox {
+                        write.let_in = Some(false);
+                        write.flying.clear();
+                    }
+                }
+                self.ranks[index].core.revoked(epoch, serial)
             }
             News::Dial(epoch) if self.at(epoch).is_some() => {
                 self.failed.remove(&(own, epoch));
@@ -613,10 +652,14 @@ impl World {
                 rank.core.quarantine().iter().map(|quarantined| Handle::Receive(quarantined.key)).collect();
             listed.dedup();
             assert_eq!(exposed, listed, "slots of {} are neither given back nor accounted for", rank.epoch);
-            // Those who are there have answered. Only what is gone, or has failed under a write, may hold slots.
+            // Those who are there have answered. Only what is gone, or what a network may still deliver, holds slots, and not
+            // where they are written by this side.
             for quarantined in rank.core.quarantine() {
-                let gone = self.at(quarantined.epoch).is_none();
-                assert!(quarantined.unsettled || gone && !self.one_host, "{quarantined:?} could be given back");
+                let (epoch, key) = (quarantined.epoch, quarantined.key);
+                let late = quarantined.unsettled && self.late.contains(&(epoch, rank.epoch, key));
+                let gone = self.at(epoch).is_none() && !self.one_host;
+                let inbox_only = rank.core.receives[&key].parts[&epoch].inbox_only;
+                assert!((late || gone) && !inbox_only, "{quarantined:?} could be given back");
             }
         }
     }
