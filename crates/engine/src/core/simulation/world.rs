@@ -187,7 +187,7 @@ impl World {
                     }
                     self.frames.push(Frame { from: epoch, to, message });
                 }
-                Action::Put { epoch: to, put, plan, then, serial, inbox_only } => {
+                Action::Put { epoch: to, put, plan, then, serial, inbox_only, .. } => {
                     let mut slots = BTreeSet::new();
                     for (_, pairs) in plan.sections() {
                         slots.extend(pairs.iter().map(|pair| pair.destination.0));
