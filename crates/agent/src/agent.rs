@@ -318,7 +318,10 @@ impl Agent {
     /// As [`notifications`](Self::notifications), and waits for the first.
     #[must_use]
     pub fn wait_notifications(&self, timeout: Duration) -> Vec<Notification> {
-        self.shared.notifications.wait(timeout)
+        let (shared, deadline) = (&self.shared, Instant::now() + timeout);
+        let come = || (!shared.notifications.is_empty()).then_some(());
+        let _ = shared.worker().drive(deadline, come); // for whoever did not come to that, the next waits in another way
+        shared.notifications.wait(deadline)
     }
 
     /// Notifications that were dropped because more than a million, or 256 MiB, waited to be taken.

@@ -1,6 +1,7 @@
 //! The control thread: connects where the progress thread may not wait, and keeps the time while something has a deadline.
 
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, RecvTimeoutError};
 
@@ -9,7 +10,10 @@ use crate::message::{Message, Refused};
 use crate::shared::{Flight, Shared};
 
 /// Between two looks at the time, while there is something to look for.
-const TICK: Duration = Duration::from_millis(20);
+const TICK: Duration = Duration::from_millis(5);
+
+/// How long the thread keeps the time after nothing has a deadline any more: it need not be woken for what comes next.
+const LINGER: Duration = Duration::from_secs(1);
 
 /// What the control thread is to do.
 #[derive(Debug)]
@@ -25,18 +29,26 @@ pub(crate) enum Chore {
         epoch: u64,
         serial: u64,
     },
-    /// Tell it that it is not pushed.
-    Refuse {
+    /// Tell it that it is not pushed, or how its small write went.
+    Answer {
         epoch: u64,
         serial: u64,
-        why: Refused,
+        why: Option<Refused>,
     },
     Stop,
 }
 
 pub(crate) fn run(shared: &Shared, chores: &Receiver<Chore>) {
+    let mut needed = Instant::now();
     loop {
-        let chore = if shared.has_deadlines() {
+        if shared.has_deadlines() {
+            needed = Instant::now();
+        } else if needed.elapsed() > LINGER {
+            // What is posted from here on wakes this thread; what was posted before is seen by the second look.
+            shared.keeps_time.store(false, Ordering::SeqCst);
+        }
+        let chore = if needed.elapsed() <= LINGER || shared.has_deadlines() {
+            shared.keeps_time.store(true, Ordering::SeqCst);
             chores.recv_timeout(TICK)
         } else {
             chores.recv().map_err(|_| RecvTimeoutError::Disconnected)
@@ -62,9 +74,10 @@ pub(crate) fn run(shared: &Shared, chores: &Receiver<Chore>) {
                 }
                 shared.push(&mut shared.state.lock(), epoch, serial);
             }
-            Ok(Chore::Refuse { epoch, serial, why }) => {
+            Ok(Chore::Answer { epoch, serial, why }) => {
                 if let Ok(endpoint) = shared.link(epoch) {
-                    shared.say(endpoint, &Message::ReadFailed { serial, why, settled: true });
+                    let failed = |why| Message::Failed { serial, why, settled: true };
+                    shared.say(endpoint, &why.map_or(Message::Done { serial }, failed));
                 }
             }
         }
@@ -80,6 +93,7 @@ impl Shared {
     }
 
     fn keep_time(&self) {
+        self.answer_put_off(); // whoever was to do it does not look any more
         self.end_silent(self.options.patience);
         let Some(allowed) = self.options.transfer_deadline else { return };
         let state = self.state.lock();

@@ -15,6 +15,7 @@
 
 mod agent;
 mod control;
+mod eager;
 mod error;
 mod exchange;
 mod indices;

@@ -9,6 +9,9 @@ pub(crate) const NOTIFY: u16 = 1;
 /// Frame whose payload is a [`Message`].
 pub(crate) const MESSAGE: u16 = 2;
 
+/// Frame whose payload is a small write: see [`eager`](crate::eager).
+pub(crate) const WRITE: u16 = 3;
+
 /// Pairs of slots in one message: at 10 B each they leave room for everything else.
 const PAIRS_MAX: usize = 64 << 10;
 
@@ -32,13 +35,13 @@ pub(crate) enum Message {
     CancelRead { serial: u64 },
     /// So much of a read is on its way.
     ReadMoves { serial: u64, bytes: u64 },
-    /// The read is there.
-    ReadDone { serial: u64 },
-    /// The read has ended otherwise. `settled`: nothing of it is written any more.
-    ReadFailed { serial: u64, why: Refused, settled: bool },
+    /// The read, or the small write, is there.
+    Done { serial: u64 },
+    /// It has ended otherwise. `settled`: nothing of it is written any more.
+    Failed { serial: u64, why: Refused, settled: bool },
 }
 
-/// Why a peer did not push what a read asks for.
+/// Why a peer did not do what it was asked to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Refused {
     Cancelled,

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 
@@ -61,8 +61,7 @@ impl Notifications {
         self.empty(&mut self.queue.lock())
     }
 
-    pub(crate) fn wait(&self, timeout: Duration) -> Vec<Notification> {
-        let deadline = Instant::now() + timeout;
+    pub(crate) fn wait(&self, deadline: Instant) -> Vec<Notification> {
         let mut queue = self.queue.lock();
         while queue.all.is_empty() && !self.came.wait_until(&mut queue, deadline).timed_out() {}
         self.empty(&mut queue)

@@ -8,7 +8,7 @@ use kvferry_wire::{Part, PutError, RegionId, TransferId, TransferStats};
 use crate::error::Failure;
 use crate::message::{self, Message, NOTIFY, Refused};
 use crate::shared::{Shared, State, failure};
-use crate::transfer::Inner;
+use crate::transfer::{Inner, Operation};
 
 /// A read that a peer was asked to push.
 #[derive(Debug)]
@@ -35,6 +35,11 @@ impl Shared {
                 self.say(connection.endpoint, &message);
             }
         }
+        self.await_answer(state, transfer, id);
+    }
+
+    /// The peer has been asked for something, or is about to be.
+    pub(crate) fn await_answer(&self, state: &mut State, transfer: &Arc<Inner>, id: TransferId) {
         state.reads.insert(id.0, Read { transfer: transfer.clone(), moved: Instant::now(), ended: false });
         self.look();
     }
@@ -72,7 +77,8 @@ impl Shared {
 
     /// The bytes are here: the peer is told, if it is to be, and then the owner.
     fn read_ended(&self, transfer: &Arc<Inner>, id: TransferId, stats: Option<TransferStats>) {
-        if let Some(message) = transfer.notification() {
+        // With a small write it has gone along.
+        if let Some(message) = transfer.notification().filter(|_| transfer.operation == Operation::Read) {
             // A peer that is gone has no use for it.
             let _ = self.worker().send(transfer.endpoint, NOTIFY, message);
         }
@@ -82,7 +88,9 @@ impl Shared {
     pub(crate) fn cancel_read(&self, state: &mut State, transfer: &Arc<Inner>, id: TransferId) {
         let Some(read) = state.reads.get_mut(&id.0) else { return };
         read.moved = Instant::now(); // to answer, the peer has all of the patience
-        self.say(transfer.endpoint, &Message::CancelRead { serial: id.0 });
+        if transfer.operation == Operation::Read {
+            self.say(transfer.endpoint, &Message::CancelRead { serial: id.0 });
+        }
     }
 
     pub(crate) fn read_moves(&self, epoch: u64, serial: u64) {
@@ -98,7 +106,7 @@ impl Shared {
         if of_peer { state.reads.remove(&serial) } else { None }
     }
 
-    pub(crate) fn read_done(&self, epoch: u64, serial: u64) {
+    pub(crate) fn done(&self, epoch: u64, serial: u64) {
         let Some(read) = self.take_read(epoch, serial) else { return };
         match read.ended {
             true => read.transfer.settle(),
@@ -126,11 +134,13 @@ impl Shared {
     /// peer is known to be dead: until then it may write.
     pub(crate) fn lose_reads(&self, state: &mut State, epoch: u64) -> Vec<(Arc<Inner>, TransferId)> {
         let mut lost = Vec::new();
-        for (serial, read) in &mut state.reads {
-            if read.transfer.epoch == epoch && !std::mem::replace(&mut read.ended, true) {
+        state.reads.retain(|serial, read| {
+            let of_peer = read.transfer.epoch == epoch;
+            if of_peer && !std::mem::replace(&mut read.ended, true) {
                 lost.push((read.transfer.clone(), TransferId(*serial)));
             }
-        }
+            !of_peer || read.transfer.operation == Operation::Read
+        });
         lost
     }
 
@@ -144,9 +154,13 @@ impl Shared {
             }
         }
         for (transfer, id) in silent {
-            self.say(transfer.endpoint, &Message::CancelRead { serial: id.0 });
+            let is_read = transfer.operation == Operation::Read;
+            if is_read {
+                self.say(transfer.endpoint, &Message::CancelRead { serial: id.0 });
+            }
             let name = transfer.name.to_string();
-            transfer.end(id, Err(Failure::Silent { name, waited: patience }), true);
+            transfer.end(id, Err(Failure::Silent { name, waited: patience }), is_read);
+            self.worker().interrupt(); // whoever waits for it in the progress thread's place
         }
     }
 

@@ -78,7 +78,7 @@ impl Shared {
         };
         let parts: Result<Vec<Part>, Refused> = wanted.iter().map(part).collect();
         let posted = connection.ok_or(Refused::Bad).and_then(|connection| {
-            let (id, done) = (self.next_transfer(), Message::ReadDone { serial }.encode());
+            let (id, done) = (self.next_transfer(), Message::Done { serial }.encode());
             self.worker().put_then_send(connection.endpoint, id, parts?, MESSAGE, done).map_err(|_| Refused::Bad)?;
             Ok(id)
         });
@@ -132,9 +132,9 @@ impl Shared {
 
     pub(crate) fn refuse(&self, state: &State, epoch: u64, serial: u64, why: Refused, settled: bool) {
         match state.peers.get(&epoch).and_then(|peer| peer.endpoint()) {
-            Some(endpoint) => self.say(endpoint, &Message::ReadFailed { serial, why, settled }),
+            Some(endpoint) => self.say(endpoint, &Message::Failed { serial, why, settled }),
             // Not connected yet. A connection that was lost is not made again for this: the peer knows.
-            None if settled => drop(self.chores.send(Chore::Refuse { epoch, serial, why })),
+            None if settled => drop(self.chores.send(Chore::Answer { epoch, serial, why: Some(why) })),
             None => {}
         }
     }

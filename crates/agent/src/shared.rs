@@ -1,25 +1,34 @@
 //! What the callers' threads, the progress thread and the control thread share, and what happens where the wire says it.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use crossbeam::channel::Sender;
 use kvferry_wire::{
-    Context, EndpointId, Event, Frame, Part, PutError, Region, RegionId, TransferId, TransferStats, Worker,
+    Context, EndpointId, Event, Frame, Part, PutError, Region, RegionId, TransferError, TransferId, TransferStats,
+    Worker,
 };
 use parking_lot::{Condvar, Mutex};
 
 use crate::control::Chore;
+use crate::eager::{self, PutOff};
 use crate::error::{Failure, PostError};
 use crate::memory::Register;
-use crate::message::{MESSAGE, Message, NOTIFY};
+use crate::message::{MESSAGE, Message, NOTIFY, WRITE};
 use crate::notification::{Notification, Notifications};
 use crate::options::AgentOptions;
 use crate::peer::Peer;
 use crate::read::Read;
 use crate::serve::Serving;
 use crate::transfer::{Inner, Operation};
+
+/// Looks in which nothing moves, after which a caller that goes on looking lets others have its core in between.
+const LOOKS: u32 = 100;
+
+/// Within this a caller is back that does nothing else but look.
+const BACK_AGAIN: Duration = Duration::from_micros(50);
 
 /// Most agents that may have greeted this one and were not added.
 const CALLERS_MAX: usize = 1 << 14;
@@ -36,6 +45,16 @@ pub(crate) struct Shared {
     pub(crate) notifications: Notifications,
     pub(crate) register: Register,
     next_transfer: AtomicU64,
+    /// Looks of callers in which nothing moved, since something did.
+    idle_looks: AtomicU32,
+    /// Whether the control thread looks at the time again and again. Set and looked at by whoever has changed the state before.
+    pub(crate) keeps_time: AtomicBool,
+    /// When the agent was made.
+    born: Instant,
+    /// When a caller last looked, in nanoseconds since then, and whether it had before at once.
+    looked: AtomicU64,
+    looking: AtomicBool,
+    pub(crate) put_off: PutOff,
     /// Held while a connection is made or memory is imported, which wait for the progress thread: never taken on it.
     pub(crate) dialling: Mutex<()>,
     pub(crate) state: Mutex<State>,
@@ -53,7 +72,7 @@ pub(crate) struct State {
     /// Epochs by connection, those of lost ones included until their peers are known to be dead.
     pub(crate) endpoints: BTreeMap<EndpointId, u64>,
     pub(crate) flights: HashMap<TransferId, Flight>,
-    /// Reads that peers were asked to push.
+    /// Reads that peers were asked to push, and small writes that they have not answered.
     pub(crate) reads: HashMap<u64, Read>,
     /// Reads that are pushed for peers, by epoch and the peer's number.
     pub(crate) serving: BTreeMap<(u64, u64), Serving>,
@@ -85,6 +104,12 @@ impl Shared {
             notifications: Notifications::default(),
             register: Register::default(),
             next_transfer: AtomicU64::new(0),
+            idle_looks: AtomicU32::new(0),
+            born: Instant::now(),
+            looked: AtomicU64::new(0),
+            looking: AtomicBool::new(false),
+            put_off: PutOff::default(),
+            keeps_time: AtomicBool::new(false),
             dialling: Mutex::new(()),
             state: Mutex::default(),
             answered: Condvar::new(),
@@ -109,16 +134,47 @@ impl Shared {
     }
 
     /// Has what was commanded of the worker carried out. Not on the progress thread, nor with a lock that it takes.
-    pub(crate) fn carry_out(&self) {}
+    pub(crate) fn carry_out(&self) {
+        self.worker().carry_out();
+    }
 
     /// Moves the worker along for somebody who looks again and again.
     pub(crate) fn progress(&self) {
-        std::thread::yield_now(); // the worker's thread may share this core
+        let now = self.now();
+        let since = now.saturating_sub(self.looked.swap(now, Ordering::Relaxed));
+        self.looking.store(u128::from(since) < BACK_AGAIN.as_nanos(), Ordering::Relaxed);
+        self.answer_put_off();
+        if self.worker().progress() {
+            self.idle_looks.store(0, Ordering::Relaxed);
+        } else if self.idle_looks.fetch_add(1, Ordering::Relaxed) >= LOOKS {
+            std::thread::yield_now(); // the other end, or the worker's thread, may share this core
+        }
     }
 
-    /// Has the control thread look at the time.
+    fn now(&self) -> u64 {
+        u64::try_from(self.born.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Whether a caller looks again and again, so that what is put off for it is soon done.
+    pub(crate) fn is_looked_at(&self) -> bool {
+        self.looking.load(Ordering::Relaxed)
+            && u128::from(self.now().saturating_sub(self.looked.load(Ordering::Relaxed))) < BACK_AGAIN.as_nanos()
+            && self.keeps_time.load(Ordering::Relaxed)
+    }
+
+    /// Sends the answers that were put off. The lock is taken by whoever looks, and free then.
+    pub(crate) fn answer_put_off(&self) {
+        let all = std::mem::take(&mut *self.put_off.lock());
+        for (endpoint, serial) in all {
+            self.say(endpoint, &Message::Done { serial });
+        }
+    }
+
+    /// Has the control thread look at the time, if it does not anyway: waking it costs more than a small transfer.
     pub(crate) fn look(&self) {
-        let _ = self.chores.send(Chore::Look);
+        if !self.keeps_time.load(Ordering::SeqCst) {
+            let _ = self.chores.send(Chore::Look);
+        }
     }
 
     /// Posts `parts` of a transfer.
@@ -144,6 +200,21 @@ impl Shared {
             drop(state);
             self.carry_out();
             return Ok(());
+        }
+        if transfer.operation == Operation::Write && self.options.context.route.is_none() {
+            let message =
+                eager::message(id.0, &parts, transfer.bytes, notification.as_deref(), || self.put_off.take(endpoint));
+            if let Some(message) = message {
+                self.await_answer(&mut state, transfer, id);
+                let sent = self.worker().send(endpoint, WRITE, message);
+                if let Err(error) = sent {
+                    state.reads.remove(&id.0);
+                    return Err(TransferError::from(error).into());
+                }
+                drop(state);
+                self.carry_out();
+                return Ok(());
+            }
         }
         state.flights.insert(id, Flight::Own(transfer.clone()));
         drop(state);
@@ -219,6 +290,7 @@ impl Shared {
                 Some(message) => self.hear_message(epoch, message),
                 None => tracing::warn!(epoch, bytes = frame.payload.len(), "a message cannot be read"),
             },
+            WRITE => self.written(epoch, &frame.payload),
             kind => tracing::warn!(epoch, kind, "a message of an unknown kind is dropped"),
         }
     }
@@ -242,8 +314,8 @@ impl Shared {
             Message::Read { serial, last, parts } => self.wanted(epoch, serial, last, parts),
             Message::CancelRead { serial } => self.not_wanted(epoch, serial),
             Message::ReadMoves { serial, .. } => self.read_moves(epoch, serial),
-            Message::ReadDone { serial } => self.read_done(epoch, serial),
-            Message::ReadFailed { serial, why, settled } => self.read_failed(epoch, serial, why, settled),
+            Message::Done { serial } => self.done(epoch, serial),
+            Message::Failed { serial, why, settled } => self.read_failed(epoch, serial, why, settled),
         }
     }
 
@@ -303,7 +375,8 @@ impl Shared {
         }
         for (serial, read) in reads {
             let transfer = read.transfer;
-            transfer.end(TransferId(serial), Err(Failure::Disconnected { name: transfer.name.to_string() }), true);
+            let exposed = transfer.operation == Operation::Read;
+            transfer.end(TransferId(serial), Err(Failure::Disconnected { name: transfer.name.to_string() }), exposed);
         }
         drop(state); // with the lock free
     }
@@ -321,7 +394,8 @@ impl Shared {
         self.answered.notify_all();
         drop(state);
         for (transfer, id) in lost {
-            transfer.end(id, Err(Failure::Disconnected { name: transfer.name.to_string() }), true);
+            let exposed = transfer.operation == Operation::Read;
+            transfer.end(id, Err(Failure::Disconnected { name: transfer.name.to_string() }), exposed);
         }
     }
 

@@ -238,9 +238,11 @@ impl Inner {
 
     fn wait(&self, timeout: Duration) -> State {
         let deadline = Instant::now() + timeout;
-        let mut course = self.course.lock();
-        while course.posted.is_some() && !self.changed.wait_until(&mut course, deadline).timed_out() {}
-        drop(course);
+        let ended = || (self.status.load(Ordering::Acquire) != ACTIVE).then_some(());
+        if self.shared.worker().drive(deadline, ended).is_none() {
+            let mut course = self.course.lock();
+            while course.posted.is_some() && !self.changed.wait_until(&mut course, deadline).timed_out() {}
+        }
         self.state()
     }
 

@@ -5,6 +5,7 @@ use kvferry_wire::{PROTOCOL_VERSION, RegionCard, Version};
 use serde::{Deserialize, Serialize};
 
 use crate::error::CardError;
+use crate::workers::WORKERS_MAX;
 
 /// What the card of one rank begins with.
 const MAGIC: [u8; 8] = *b"kvferry\n";
@@ -51,7 +52,8 @@ pub(crate) struct Card {
     /// When this life of the rank began, in microseconds by its clock.
     pub(crate) born: u64,
     pub(crate) ucx: Version,
-    pub(crate) address: Vec<u8>,
+    /// One a worker.
+    pub(crate) addresses: Vec<Vec<u8>>,
     pub(crate) table: PageTable,
     /// One a pool.
     pub(crate) regions: Vec<RegionCard>,
@@ -68,7 +70,7 @@ struct Contents {
     epoch: u64,
     born: u64,
     ucx: (u32, u32, u32),
-    address: Vec<u8>,
+    addresses: Vec<Vec<u8>>,
     table: Vec<u8>,
     regions: Vec<RegionCard>,
     probe: RegionCard,
@@ -83,7 +85,7 @@ impl Card {
             epoch: self.epoch,
             born: self.born,
             ucx: (self.ucx.major, self.ucx.minor, self.ucx.release),
-            address: self.address.clone(),
+            addresses: self.addresses.clone(),
             table: self.table.to_bytes(),
             regions: self.regions.clone(),
             probe: self.probe.clone(),
@@ -98,6 +100,10 @@ impl Card {
         else {
             return Err(CardError::Undecodable);
         };
+        let workers = contents.addresses.len();
+        if !(1..=WORKERS_MAX).contains(&workers) {
+            return Err(CardError::Workers { workers });
+        }
         let table = PageTable::from_bytes(&contents.table)?;
         if table.pools.len() != contents.regions.len() {
             return Err(CardError::Regions { pools: table.pools.len(), regions: contents.regions.len() });
@@ -112,7 +118,7 @@ impl Card {
             epoch: contents.epoch,
             born: contents.born,
             ucx: Version { major, minor, release },
-            address: contents.address,
+            addresses: contents.addresses,
             table,
             regions: contents.regions,
             probe: contents.probe,

@@ -82,17 +82,17 @@ fn dial(shared: &Shared, epoch: u64) {
         state.peers.get(&epoch).map(|peer| peer.card.clone()).zip(state.core.side_to(epoch))
     };
     let Some((card, side)) = known else { return };
-    let connected = WirePeer::connect(shared.worker(), side, card);
+    let connected = WirePeer::connect(shared.workers(), side, card);
     let mut state = shared.lock();
     let now = Instant::now();
     let actions = match connected {
         Ok(peer) if state.peers.contains_key(&epoch) => {
-            state.connected(shared.worker(), epoch, peer);
+            state.connected(shared.workers(), epoch, peer);
             state.core.dialed(now, epoch)
         }
         // It has been forgotten in between.
         Ok(peer) => {
-            let _ = shared.worker().close(peer.endpoint);
+            let _ = shared.workers().get(peer.worker).close(peer.endpoint);
             Vec::new()
         }
         Err(error) => {
@@ -130,7 +130,7 @@ fn introduce(shared: &Shared, link: LinkId, old: u64, epoch: u64, hello: Hello) 
                 let all = cards.sources.iter_mut().chain(&mut cards.destinations);
                 all.filter(|known| known.epoch == old).for_each(|known| *known = card.clone());
             }
-            state.connected(shared.worker(), epoch, wire);
+            state.connected(shared.workers(), epoch, wire);
             let actions = state.core.replace(now, link, old, epoch, peer, hello);
             shared.act(state, actions);
         }
@@ -161,9 +161,9 @@ fn believe(
     }
     *member = card.clone();
     let ucx = shared.context.ucx_version();
-    let mut survey = survey(&cards.sources, &cards.destinations, shared.worker().epoch(), ucx)?;
+    let mut survey = survey(&cards.sources, &cards.destinations, shared.epoch, ucx)?;
     let (_, peer) = survey.peers.remove(&epoch).ok_or(Disbelief::NoPeer)?;
     let side = if hello.source { Side::Destination } else { Side::Source };
-    let wire = WirePeer::connect(shared.worker(), side, Arc::new(card.clone()))?;
+    let wire = WirePeer::connect(shared.workers(), side, Arc::new(card.clone()))?;
     Ok((card, peer, wire))
 }

@@ -1,4 +1,4 @@
-//! The engine: one worker, one control thread, and the state machine that both drive.
+//! The engine: its workers, one control thread, and the state machine that all of them drive.
 
 mod connect;
 mod publish;
@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use crossbeam::channel::{self, Sender};
-use kvferry_wire::{Context, ContextOptions, CudaOptions, Version, Worker};
+use kvferry_wire::{Context, ContextOptions, CudaOptions, Version};
 
 use crate::control;
 use crate::core::{Core, Limits, LinkId};
@@ -19,6 +19,7 @@ use crate::peer::PROBE_BYTES;
 use crate::quarantine::Quarantine;
 use crate::shared::{Chore, Shared};
 use crate::transfer::{Receive, Send};
+use crate::workers::Workers;
 
 /// One pair of connected instances, of which the engine that made it is a rank. Another engine knows no such link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -79,23 +80,25 @@ impl Engine {
         };
         let (chores, chore_queue) = channel::unbounded();
         let probe = context.allocate(PROBE_BYTES)?;
-        let shared = Shared::new(options, context, probe, Core::new(limits), chores.clone());
-        // The progress thread holds the engine from its first event on, until it ends.
+        let shared = Shared::new(options, getrandom::u64()?, context, probe, Core::new(limits), chores.clone());
+        // The progress threads hold the engine from their first event on, until they end.
         let place = Arc::new(OnceLock::<Arc<Shared>>::new());
-        let (for_events, gone) = (place.clone(), Gone(chores));
-        let worker = Worker::start_with(&shared.context, getrandom::u64()?, move |event| {
-            let _ = &gone;
-            if let Some(shared) = for_events.get() {
-                shared.hear(event);
+        let handler = || {
+            let (place, gone) = (place.clone(), Gone(chores.clone()));
+            move |event| {
+                let _ = &gone;
+                if let Some(shared) = place.get() {
+                    shared.hear(event);
+                }
             }
-        })?;
-        shared.set_worker(worker);
+        };
+        shared.set_workers(Workers::start(&shared.context, &shared.options, shared.epoch, handler)?);
         let _ = place.set(shared.clone()); // once
         let for_control = shared.clone();
         let control = thread::Builder::new()
             .name("kvferry-engine".to_owned())
             .spawn(move || control::run(&for_control, &chore_queue))
-            .inspect_err(|_| shared.worker().stop())?;
+            .inspect_err(|_| shared.workers().stop())?;
         Ok(Self { shared, control: Some(control) })
     }
 
@@ -120,7 +123,7 @@ impl Engine {
     /// This life of the engine, as errors of peers name it.
     #[must_use]
     pub fn epoch(&self) -> u64 {
-        self.shared.worker().epoch()
+        self.shared.epoch
     }
 
     /// Slots of receives that have ended and to which a peer may still write, one entry a request and peer. They come back
@@ -142,7 +145,7 @@ impl Engine {
     }
 
     fn id_of(&self, link: Link) -> Result<LinkId, PostError> {
-        if link.engine == self.shared.worker().epoch() { Ok(link.id) } else { Err(PostError::NoLink) }
+        if link.engine == self.shared.epoch { Ok(link.id) } else { Err(PostError::NoLink) }
     }
 }
 
@@ -152,11 +155,11 @@ impl Drop for Engine {
         if self.control.take().is_some_and(|control| control.join().is_err()) {
             tracing::error!("the control thread panicked");
         }
-        self.shared.worker().stop();
+        self.shared.workers().stop();
     }
 }
 
-/// Held by the progress thread: tells the control thread when that ends, however it does.
+/// Held by a progress thread: tells the control thread when that ends, however it does.
 struct Gone(Sender<Chore>);
 
 impl Drop for Gone {

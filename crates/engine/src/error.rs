@@ -47,6 +47,12 @@ pub enum StartError {
     /// The operating system refused a thread.
     #[error("cannot start the control thread")]
     Thread(#[from] std::io::Error),
+    /// Choose between 1 and 64 workers.
+    #[error("an engine cannot have {workers} workers")]
+    Workers {
+        /// As given.
+        workers: usize,
+    },
     /// Choose a patience between a millisecond and a year.
     #[error("a patience of {0:?} is out of range")]
     Patience(Duration),

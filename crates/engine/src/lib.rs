@@ -20,6 +20,7 @@ mod survey;
 pub mod telemetry;
 mod transfer;
 mod verify;
+mod workers;
 
 pub use core::PartSpec;
 pub use engine::{Engine, Link};

@@ -7,6 +7,7 @@ use kvferry_wire::Route;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{OptionsError, StartError};
+use crate::workers::WORKERS_MAX;
 
 /// In front of the names of options that are given in the environment: `KVFERRY_ENGINE_RANK=3`.
 const VARIABLE_PREFIX: &str = "KVFERRY_ENGINE_";
@@ -52,14 +53,18 @@ pub struct EngineOptions {
     /// Whether checksums are made of what is sent and compared with what has arrived. Costs a pass over the bytes on each
     /// side. Both sides must have it alike.
     pub verify: bool,
-    /// Memory that is set aside for peers that cannot write to this rank's memory themselves, in bytes. Taken when first
-    /// used.
+    /// Memory that each worker sets aside for peers that cannot write to this rank's memory themselves, in bytes. Taken when
+    /// first used.
     pub inbox_bytes: u64,
     /// Bytes that travel to such memory at a time.
     pub chunk_bytes: u32,
+    /// Workers, from 1 to 64, each with a progress thread and an inbox of its own. Peers are dealt out to them: more than one is of
+    /// use with several peers, and a core for each. Other ranks may have another number.
+    pub workers: usize,
     /// Threads that copy into memory of peers on the host.
     pub copy_threads: usize,
-    /// Processors to keep the progress thread on. Empty leaves it to the system.
+    /// Processors to keep the progress threads on, one for each worker in turn. Empty leaves them to the system, and lets a
+    /// thread that waits or polls make progress in their place.
     pub cpus: Vec<usize>,
 }
 
@@ -76,6 +81,7 @@ impl Default for EngineOptions {
             verify: false,
             inbox_bytes: 64 << 20,
             chunk_bytes: 256 << 10,
+            workers: 1,
             copy_threads: 1,
             cpus: Vec::new(),
         }
@@ -174,6 +180,12 @@ impl EngineOptions {
         Self { patience, ..self }
     }
 
+    /// Sets the number of workers.
+    #[must_use]
+    pub fn workers(self, workers: usize) -> Self {
+        Self { workers, ..self }
+    }
+
     /// Sets whether checksums are made and compared.
     #[must_use]
     pub fn verify(self, verify: bool) -> Self {
@@ -181,7 +193,10 @@ impl EngineOptions {
     }
 
     pub(crate) fn check(&self) -> Result<(), StartError> {
-        let Self { patience, resend, .. } = *self;
+        let Self { patience, resend, workers, .. } = *self;
+        if !(1..=WORKERS_MAX).contains(&workers) {
+            return Err(StartError::Workers { workers });
+        }
         if !(PATIENCE_MIN..=PATIENCE_MAX).contains(&patience) {
             return Err(StartError::Patience(patience));
         }

@@ -8,9 +8,12 @@ use kvferry_match::{Plan, Side};
 use kvferry_wire::{CommandError, Dim, EndpointId, Part, Piece, Region, RemoteRegion, SlotPair, Worker};
 
 use crate::card::Card;
+use crate::workers::Workers;
 
 #[derive(Debug)]
 pub(crate) struct WirePeer {
+    /// The number of the worker that serves the peer.
+    pub(crate) worker: usize,
     pub(crate) endpoint: EndpointId,
     /// The endpoint has failed, and the wire has closed it.
     pub(crate) failed: bool,
@@ -32,8 +35,13 @@ pub(crate) const PROBE_BYTES: u64 = 64;
 type Translated = (Arc<[kvferry_match::Piece]>, Arc<[Piece]>);
 
 /// Makes an endpoint to a peer, and imports its memory if this `side` writes to it. Nothing is left behind on an error.
-fn open(worker: &Worker, side: Side, card: &Card) -> Result<(EndpointId, Vec<RemoteRegion>), CommandError> {
-    let endpoint = worker.connect(&card.address, card.epoch)?;
+fn open(
+    worker: &Worker,
+    address: &[u8],
+    side: Side,
+    card: &Card,
+) -> Result<(EndpointId, Vec<RemoteRegion>), CommandError> {
+    let endpoint = worker.connect(address, card.epoch)?;
     let writes = side == Side::Source;
     let regions = card.regions.iter().chain([&card.probe]).filter(|_| writes);
     let imports = regions.map(|region| worker.import(endpoint, region));
@@ -45,19 +53,20 @@ fn open(worker: &Worker, side: Side, card: &Card) -> Result<(EndpointId, Vec<Rem
 
 impl WirePeer {
     /// Connects this `side` to a peer.
-    pub(crate) fn connect(worker: &Worker, side: Side, card: Arc<Card>) -> Result<Self, CommandError> {
-        let (endpoint, mut remotes) = open(worker, side, &card)?;
+    pub(crate) fn connect(workers: &Workers, side: Side, card: Arc<Card>) -> Result<Self, CommandError> {
+        let worker = workers.number_for(&card);
+        let (endpoint, mut remotes) = open(workers.get(worker), workers.address_of(&card), side, &card)?;
         let probe = remotes.pop();
-        Ok(Self { endpoint, failed: false, earlier: Vec::new(), card, remotes, probe, pieces: BTreeMap::new() })
+        Ok(Self { worker, endpoint, failed: false, earlier: Vec::new(), card, remotes, probe, pieces: BTreeMap::new() })
     }
 
     /// Takes the place of an earlier connection to the same life of the peer.
-    pub(crate) fn succeed(&mut self, worker: &Worker, earlier: Self) {
+    pub(crate) fn succeed(&mut self, workers: &Workers, earlier: Self) {
         self.earlier = earlier.earlier;
         if earlier.failed {
             self.earlier.push(earlier.endpoint);
         } else {
-            let _ = worker.close(earlier.endpoint); // stopped: closed with everything else
+            let _ = workers.get(earlier.worker).close(earlier.endpoint); // stopped: closed with everything else
         }
     }
 

@@ -12,7 +12,7 @@ use crossbeam::channel::Sender;
 use kvferry_layout::PageTable;
 use kvferry_match::Plan;
 use kvferry_wire::{
-    Context, EndpointId, Event, Permit, Permitted, PutError, Region, Status, TransferId, TransferStats, Worker,
+    Context, EndpointId, Event, Permit, Permitted, PutError, Region, Status, TransferId, TransferStats,
 };
 use parking_lot::{Mutex, MutexGuard};
 
@@ -25,17 +25,20 @@ use crate::options::EngineOptions;
 use crate::peer::WirePeer;
 use crate::report::{Received, Sent};
 use crate::telemetry::Telemetry;
+use crate::workers::Workers;
 
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) options: EngineOptions,
     pub(crate) context: Context,
+    /// This life of the engine.
+    pub(crate) epoch: u64,
     /// When the engine started, in microseconds by the clock of the host.
     pub(crate) born: u64,
     /// What peers write to when they connect.
     pub(crate) probe: Region,
     /// Set before anybody else has this.
-    worker: OnceLock<Worker>,
+    workers: OnceLock<Workers>,
     pub(crate) chores: Sender<Chore>,
     pub(crate) telemetry: Telemetry,
     state: Mutex<State>,
@@ -56,6 +59,8 @@ pub(crate) struct State {
     pub(crate) next_link: u32,
     /// Writes that test a connection.
     pub(crate) probes: BTreeMap<TransferId, Sender<Result<TransferStats, PutError>>>,
+    /// What is being cut off, and how many workers have yet to say that they have.
+    revoking: BTreeMap<(u64, Serial), usize>,
     /// When the control thread looks next, unless it is told to look sooner.
     pub(crate) armed: Option<Instant>,
     pub(crate) stopped: bool,
@@ -109,6 +114,7 @@ type After = Box<dyn FnOnce()>;
 impl Shared {
     pub(crate) fn new(
         options: EngineOptions,
+        epoch: u64,
         context: Context,
         probe: Region,
         core: Core,
@@ -125,21 +131,22 @@ impl Shared {
             sends: BTreeMap::new(),
             next_link: 0,
             probes: BTreeMap::new(),
+            revoking: BTreeMap::new(),
             armed: None,
             stopped: false,
         };
         let born = UNIX_EPOCH.elapsed().map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or(u64::MAX));
         let telemetry = Telemetry::new();
-        let (worker, state) = (OnceLock::new(), Mutex::new(state));
-        Arc::new(Self { options, context, born, probe, worker, chores, telemetry, state })
+        let (workers, state) = (OnceLock::new(), Mutex::new(state));
+        Arc::new(Self { options, context, epoch, born, probe, workers, chores, telemetry, state })
     }
 
-    pub(crate) fn set_worker(&self, worker: Worker) {
-        let _ = self.worker.set(worker); // called once
+    pub(crate) fn set_workers(&self, workers: Workers) {
+        let _ = self.workers.set(workers); // called once
     }
 
-    pub(crate) fn worker(&self) -> &Worker {
-        self.worker.get().expect("set when the engine started")
+    pub(crate) fn workers(&self) -> &Workers {
+        self.workers.get().expect("set when the engine started")
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
@@ -193,10 +200,10 @@ impl Shared {
             self.leave(Chore::Look);
         }
         drop(state);
-        self.worker().carry_out();
+        self.workers().carry_out();
         if !after.is_empty() {
             after.into_iter().for_each(|then| then());
-            self.worker().interrupt();
+            self.workers().interrupt();
         }
     }
 
@@ -205,7 +212,7 @@ impl Shared {
             Action::Say { epoch, message } => {
                 let Some(peer) = state.peers.get(&epoch) else { return };
                 let (kind, payload) = message.encode();
-                if let Err(error) = self.worker().send(peer.endpoint, kind, payload) {
+                if let Err(error) = self.workers().get(peer.worker).send(peer.endpoint, kind, payload) {
                     tracing::error!(epoch, %error, "a message was not sent");
                 }
             }
@@ -215,25 +222,27 @@ impl Shared {
                 let permitted = Permitted { permit: Permit(serial.0), inbox_only };
                 let report = then.map(|message| message.encode());
                 self.telemetry.write_begun(ticket, put, peer.card.rank, plan.bytes());
-                let posted = self.worker().put_permitted(endpoint, TransferId(put.0), parts, permitted, report);
+                let worker = self.workers().get(peer.worker);
+                let posted = worker.put_permitted(endpoint, TransferId(put.0), parts, permitted, report);
                 if let Err(error) = posted {
                     self.telemetry.write_ended(put, None, "refused");
                     actions.extend(state.core.put_refused(Instant::now(), put, error));
                 }
             }
             Action::CancelPut { put } => {
-                let _ = self.worker().cancel(TransferId(put.0)); // stopped: ended with everything else
+                self.workers().cancel(TransferId(put.0));
             }
-            Action::Permit { epoch, serial } => self.worker().permit(epoch, Permit(serial.0)),
-            Action::Expire { epoch, serial } => self.worker().expire(epoch, Permit(serial.0)),
+            Action::Permit { epoch, serial } => self.workers().permit(epoch, Permit(serial.0)),
+            Action::Expire { epoch, serial } => self.workers().expire(epoch, Permit(serial.0)),
             Action::Revoke { epoch, serial } => {
-                let _ = self.worker().revoke(epoch, Permit(serial.0)); // stopped: it lets nothing in
+                let asked = self.workers().revoke(epoch, Permit(serial.0));
+                state.revoking.insert((epoch, serial), asked);
             }
             Action::Dial { epoch } => self.leave(Chore::Dial { epoch }),
             Action::Introduce { link, old, epoch, hello } => self.leave(Chore::Introduce { link, old, epoch, hello }),
             Action::Sum { put, plan } => self.leave(Chore::Sum { put, plan }),
             Action::Verify { epoch, key, check } => self.leave(Chore::Verify { epoch, key, check }),
-            Action::Forget { epoch } => state.hang_up(self.worker(), epoch),
+            Action::Forget { epoch } => state.hang_up(self.workers(), epoch),
             Action::Connected { link } => {
                 if let Some(asker) = state.connecting.remove(&link) {
                     let _ = asker.try_send(Ok(())); // one answer a question: there is room
@@ -319,7 +328,7 @@ impl State {
             },
             Event::Progress { transfer, bytes } => self.core.put_progress(now, PutId(transfer.0), bytes),
             Event::TakesInbox { transfer } => self.core.put_takes_inbox(PutId(transfer.0)),
-            Event::Revoked { epoch, permit } => self.core.revoked(epoch, Serial(permit.0)),
+            Event::Revoked { epoch, permit } => self.revoked(epoch, Serial(permit.0)),
             Event::TransferDone { transfer, result } => match self.probes.remove(&transfer) {
                 Some(asker) => {
                     let _ = asker.send(result); // whoever asked has given up
@@ -335,6 +344,17 @@ impl State {
         }
     }
 
+    /// A worker has cut something off.
+    fn revoked(&mut self, epoch: u64, serial: Serial) -> Vec<Action> {
+        let Some(asked) = self.revoking.get_mut(&(epoch, serial)) else { return Vec::new() };
+        *asked -= 1;
+        if *asked > 0 {
+            return Vec::new();
+        }
+        self.revoking.remove(&(epoch, serial));
+        self.core.revoked(epoch, serial)
+    }
+
     fn endpoint_failed(&mut self, now: Instant, endpoint: EndpointId, status: Status) -> Vec<Action> {
         let Some(epoch) = self.epochs.get(&endpoint).copied() else { return Vec::new() };
         match self.peers.get_mut(&epoch).filter(|peer| peer.endpoint == endpoint) {
@@ -347,20 +367,20 @@ impl State {
     }
 
     /// Puts a connection in place of the peer's earlier one, if there is one.
-    pub(crate) fn connected(&mut self, worker: &Worker, epoch: u64, mut peer: WirePeer) {
+    pub(crate) fn connected(&mut self, workers: &Workers, epoch: u64, mut peer: WirePeer) {
         self.epochs.insert(peer.endpoint, epoch);
         if let Some(earlier) = self.peers.remove(&epoch) {
-            peer.succeed(worker, earlier);
+            peer.succeed(workers, earlier);
         }
         self.peers.insert(epoch, peer);
     }
 
     /// Closes the connection to a peer and forgets its memory.
-    pub(crate) fn hang_up(&mut self, worker: &Worker, epoch: u64) {
+    pub(crate) fn hang_up(&mut self, workers: &Workers, epoch: u64) {
         let Some(peer) = self.peers.remove(&epoch) else { return };
         for endpoint in peer.earlier.into_iter().chain([peer.endpoint]) {
             self.epochs.remove(&endpoint);
-            let _ = worker.close(endpoint); // stopped: closed with everything else
+            let _ = workers.get(peer.worker).close(endpoint); // stopped: closed with everything else
         }
     }
 }

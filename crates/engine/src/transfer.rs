@@ -49,16 +49,18 @@ impl<R> Transfer<R> {
         self.handle.key()
     }
 
-    /// How the request ended, or `None` while it has not.
+    /// How the request ended, or `None` while it has not. Moves the engine along for a moment if it has not: while a thread
+    /// calls this again and again, it does what the progress thread would, wakers of other requests included.
     #[must_use]
     pub fn poll(&self) -> Option<Outcome<R>> {
         self.completion.outcome().or_else(|| {
-            self.engine.upgrade()?.worker().progress();
+            self.engine.upgrade()?.workers().progress();
             self.completion.outcome()
         })
     }
 
-    /// Waits until the request has ended, for `timeout` at most. `None`: it has not.
+    /// Waits until the request has ended, for `timeout` at most. `None`: it has not. The waiting thread makes progress in the
+    /// place of the engine's, if no other does.
     #[must_use]
     pub fn wait(&self, timeout: Duration) -> Option<Outcome<R>> {
         let deadline = after(timeout);
@@ -117,7 +119,7 @@ impl<R> Transfer<R> {
 
     /// Moves the engine along in the place of its threads, for as long as things move.
     fn drive<T>(&self, deadline: Instant, done: impl FnMut() -> Option<T>) -> Option<T> {
-        self.engine.upgrade()?.worker().drive(deadline, done)
+        self.engine.upgrade()?.workers().drive(deadline, done)
     }
 
     fn quiet(&self) -> Quiet {

@@ -46,8 +46,12 @@ fn table(mask: &str, layers: Range<u32>) -> PageTable {
     .unwrap()
 }
 
-fn rank(rank: u32, mut table: PageTable, patience: Duration) -> Rank {
-    let engine = Engine::start(EngineOptions::new(rank).patience(patience)).unwrap();
+fn rank(rank: u32, table: PageTable, patience: Duration) -> Rank {
+    start(EngineOptions::new(rank).patience(patience), table)
+}
+
+fn start(options: EngineOptions, mut table: PageTable) -> Rank {
+    let engine = Engine::start(options).unwrap();
     let regions = engine.allocate(&mut table).unwrap();
     engine.publish(table.clone(), regions.clone()).unwrap();
     Rank { engine, table, regions }
@@ -321,7 +325,7 @@ fn cards_that_are_no_instance_are_refused_by_name() {
         card
     };
     // Of another release than the others.
-    assert!(matches!(unreadable(&altered(&second, 8)), CardError::Version { theirs: 0x41, ours: 1 }));
+    assert!(matches!(unreadable(&altered(&second, 8)), CardError::Version { theirs: 0x42, ours: 2 }));
     for byte in (10..second.len()).step_by(7) {
         assert!(matches!(unreadable(&altered(&second, byte)), CardError::Damaged), "byte {byte}");
     }
@@ -410,10 +414,27 @@ fn block_moves(source: &Rank, destination: &Rank, links: (Link, Link), request: 
 
 #[test]
 fn a_restarted_peer_is_known_again_and_its_survivors_do_nothing() {
+    restart_in_turn(|_| 1);
+}
+
+#[test]
+fn ranks_of_any_number_of_workers_reach_each_other_and_may_restart_with_another() {
+    restart_in_turn(|started| [2, 3, 2, 1, 4, 2, 64][started]);
+}
+
+/// Two sources and a destination, which restart in turn. `workers` is told how many ranks have been started before.
+fn restart_in_turn(workers: impl Fn(usize) -> usize) {
     let tables = || [table("TFTF", 0..2), table("TFTF", 2..4)];
     let [first, second] = tables();
-    let mut sources = [rank(0, first, PATIENCE), rank(1, second, PATIENCE)];
-    let mut destination = [rank(0, table("TFTF", 0..4), PATIENCE)];
+    let mut started = 0..;
+    let mut rank = |rank, table| {
+        // Inboxes so small that many fit.
+        let workers = workers(started.next().unwrap());
+        let options = EngineOptions { inbox_bytes: 1 << 20, workers, ..EngineOptions::new(rank).patience(PATIENCE) };
+        start(options, table)
+    };
+    let mut sources = [rank(0, first), rank(1, second)];
+    let mut destination = [rank(0, table("TFTF", 0..4))];
     let mut links = connect(&sources, &destination);
     for life in 0..4 {
         fill(&sources[0], life);
@@ -443,10 +464,10 @@ fn a_restarted_peer_is_known_again_and_its_survivors_do_nothing() {
         // A source restarts, or the destination: only it connects.
         let [_, second] = tables();
         let restarted = if life % 2 == 0 {
-            sources[1] = rank(1, second, PATIENCE);
+            sources[1] = rank(1, second);
             1
         } else {
-            destination[0] = rank(0, table("TFTF", 0..4), PATIENCE);
+            destination[0] = rank(0, table("TFTF", 0..4));
             2
         };
         let (from, to) = (instance(&sources), instance(&destination));
@@ -514,6 +535,14 @@ fn a_patience_that_no_clock_can_count_is_refused() {
     for patience in [Duration::ZERO, Duration::MAX] {
         let engine = Engine::start(EngineOptions::new(0).patience(patience));
         assert!(matches!(engine, Err(StartError::Patience(refused)) if refused == patience));
+    }
+}
+
+#[test]
+fn an_engine_has_a_worker_and_not_too_many() {
+    for workers in [0, 65] {
+        let engine = Engine::start(EngineOptions::new(0).workers(workers));
+        assert!(matches!(engine, Err(StartError::Workers { workers: refused }) if refused == workers));
     }
 }
 

@@ -159,6 +159,12 @@ unsafe extern "C" fn cuCtxPopCurrent_v2(context: Place<usize>) -> c_int {
 }
 
 #[unsafe(no_mangle)]
+unsafe extern "C" fn cuCtxGetDevice(device: Place<c_int>) -> c_int {
+    // SAFETY: `device` is a place for it.
+    current().map_or(INVALID_CONTEXT, |current| unsafe { put(device, current) })
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn cuCtxSetCurrent(context: usize) -> c_int {
     CONTEXTS.with_borrow_mut(|contexts| {
         contexts.pop();
@@ -240,25 +246,6 @@ unsafe extern "C" fn cuMemRetainAllocationHandle(handle: Place<u64>, address: *m
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemGetAllocationPropertiesFromHandle(properties: Place<Properties>, handle: u64) -> c_int {
-    let Some(found) = memory::with(|memory| memory.handles.get(&handle).cloned()) else { return INVALID_VALUE };
-    let (device, handle_kinds) = (found.device, c_int::from(found.exportable));
-    // SAFETY: `properties` is a place for them.
-    unsafe { put(properties, Properties { kind: 1, handle_kinds, location_kind: 1, device, rest: [0; 2] }) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemGetAddressRange_v2(base: Place<u64>, bytes: Place<usize>, address: u64) -> c_int {
-    let Some(found) = memory::with(|memory| memory.range_of(address).map(|(base, range)| (base, range.bytes))) else {
-        return INVALID_VALUE;
-    };
-    // SAFETY: `base` is a place for it.
-    let _ = unsafe { put(base, found.0) };
-    // SAFETY: so is `bytes`.
-    unsafe { put(bytes, found.1) }
-}
-
-#[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemAddressReserve(
     address: Place<u64>,
     bytes: usize,
@@ -327,14 +314,17 @@ unsafe extern "C" fn cuMemImportFromShareableHandle(handle: Place<u64>, exported
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuPointerGetAttribute(value: *mut c_void, attribute: c_int, address: u64) -> c_int {
-    let Some(device) = memory::with(|memory| memory.range_of(address).map(|(_, range)| range.device)) else {
-        return INVALID_VALUE;
-    };
+    let found = memory::with(|memory| memory.range_of(address).map(|(base, range)| (base, range.clone())));
+    let Some((base, Range { bytes, device, .. })) = found else { return INVALID_VALUE };
     match attribute {
         // SAFETY: a place for a kind of memory: a device's.
         2 => unsafe { put(value.cast::<c_uint>(), 2) },
         // SAFETY: a place for the number of a device.
         9 => unsafe { put(value.cast::<c_int>(), device) },
+        // SAFETY: a place for the length of a mapping.
+        18 => unsafe { put(value.cast::<usize>(), bytes) },
+        // SAFETY: a place for an address.
+        19 => unsafe { put(value.cast::<u64>(), base) },
         _ => INVALID_VALUE,
     }
 }

@@ -56,15 +56,25 @@ impl Engine {
 
 #[pymethods]
 impl Engine {
-    /// Starts an engine: its options, and those of its GPU if it has one, as JSON; whether the environment changes them.
+    /// Starts an engine. Its options are those of a file, if there is one, changed by the environment, if that is asked for, and by
+    /// what is given as JSON; those of its GPU, if it has one, are JSON too.
     #[new]
-    fn new(py: Python<'_>, options: &str, environment: bool, gpu: Option<&str>) -> Result<Self, Failure> {
-        let mut options = EngineOptions::from_json(options)?;
+    fn new(
+        py: Python<'_>,
+        file: Option<&str>,
+        environment: bool,
+        given: &str,
+        gpu: Option<&str>,
+    ) -> Result<Self, Failure> {
+        let mut options = file.map(EngineOptions::from_file).transpose()?.unwrap_or_default();
         if environment {
-            options = options.with_environment(std::env::vars())?;
+            // Others' variables need not be text.
+            let texts =
+                std::env::vars_os().filter_map(|(name, value)| name.into_string().ok().zip(value.into_string().ok()));
+            options = options.with_environment(texts)?;
         }
-        let gpu = gpu.map(serde_json::from_str::<CudaOptions>).transpose();
-        let gpu = gpu.map_err(|error| PyValueError::new_err(format!("gpu: {error}")))?;
+        let options = changed(&options, given).map_err(json_error)?;
+        let gpu = gpu.map(serde_json::from_str::<CudaOptions>).transpose().map_err(json_error)?;
         let engine = py.detach(|| match gpu {
             Some(gpu) => kvferry::Engine::start_on_gpu(options, gpu),
             None => kvferry::Engine::start(options),
@@ -72,17 +82,10 @@ impl Engine {
         Ok(Self { engine: Own::new(Mutex::new(Some(Arc::new(engine)))) })
     }
 
-    /// The options of a file, as JSON.
-    #[staticmethod]
-    fn options_of_file(path: &str) -> Result<String, Failure> {
-        let options = EngineOptions::from_file(path)?;
-        serde_json::to_string(&options).map_err(|error| PyValueError::new_err(error.to_string()).into())
-    }
-
     /// The options, as JSON.
     fn options(&self) -> Result<String, Failure> {
         let engine = self.get()?;
-        serde_json::to_string(engine.options()).map_err(|error| PyValueError::new_err(error.to_string()).into())
+        Ok(serde_json::to_string(engine.options()).map_err(json_error)?)
     }
 
     fn epoch(&self) -> Result<u64, Failure> {
@@ -206,6 +209,19 @@ impl Engine {
 /// The memory at an address that is not 0.
 fn host(address: usize) -> NonNull<u8> {
     NonNull::new(std::ptr::with_exposed_provenance_mut(address)).expect("checked by the caller")
+}
+
+/// Options with the keys of `given` in place of their own.
+fn changed(options: &EngineOptions, given: &str) -> serde_json::Result<EngineOptions> {
+    let mut values = serde_json::to_value(options)?;
+    for (name, value) in serde_json::from_str::<serde_json::Map<_, _>>(given)? {
+        values[name] = value;
+    }
+    serde_json::from_value(values)
+}
+
+fn json_error(error: serde_json::Error) -> PyErr {
+    PyValueError::new_err(error.to_string())
 }
 
 type Posted = (RequestKey, Vec<BlockMap>, std::ops::Range<u64>);

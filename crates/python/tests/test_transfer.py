@@ -7,6 +7,8 @@ import gc
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -315,18 +317,62 @@ def test_a_forked_process_is_told(connected: Pair) -> None:
     assert post(source, destination, 2)[0].wait(PATIENCE)[0].nbytes == BYTES
 
 
+def test_an_interpreter_that_ends_closes_what_is_left() -> None:
+    """Engines in the middle of requests, with a thread that waits for one: UCX must not be torn down under their threads."""
+    script = """
+import sys, threading
+sys.path.insert(0, sys.argv[1])
+from pairs import pair
+source, destination = pair()
+receive = destination.engine.receive(destination.link, 1, [[3, 0]], 64)
+threading.Thread(target=receive.wait, args=(60,), daemon=True).start()
+kept = [source, destination, receive]
+print("ends")
+"""
+    command = [sys.executable, "-c", script, os.path.dirname(__file__)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "ends\n"), ended.stderr
+
+
+CANCELS = int(os.environ.get("KVFERRY_CANCEL_TRIALS", "100"))
+
+
+def test_slots_of_a_cancelled_receive_are_ones_own_once_quiet(connected: Pair) -> None:
+    source, destination = connected
+    source.regions[0].array[:] = 1
+    array, taken = destination.regions[0].array, 0
+    for trial in range(CANCELS):
+        receive, send = post(source, destination, trial)
+        # At every point of its life, from before it has been asked for to after its end.
+        time.sleep(trial % 20 * 20e-6)
+        receive.cancel()
+        assert receive.wait_quiet(PATIENCE)
+        array[:] = 2
+        try:
+            send.wait(PATIENCE)
+        except kvferry.RequestError:
+            taken += 1
+        assert send.wait_quiet(PATIENCE)
+        assert (array == 2).all(), trial
+    assert taken > 0
+
+
 def test_options_have_the_librarys_names(tmp_path: os.PathLike[str], monkeypatch: pytest.MonkeyPatch) -> None:
     path = os.path.join(tmp_path, "engine.toml")
     with open(path, "w") as file:
         file.write("rank = 3\npatience_ms = 1500")
     monkeypatch.setenv("KVFERRY_ENGINE_ROUTE", "staged")
-    with kvferry.Engine.from_file(path) as engine:
+    with kvferry.Engine(file=path) as engine:
         options = engine.options
     assert (options["rank"], options["patience_ms"], options["route"]) == (3, 1500, "staged")
+    # What is given goes first.
+    with kvferry.Engine(0, file=path, route="runs") as engine:
+        options = engine.options
+    assert (options["rank"], options["patience_ms"], options["route"]) == (0, 1500, "runs")
     with kvferry.Engine(5, "x", resend=0.5, environment=False) as engine:
         assert (engine.options["rank"], engine.options["resend_ms"], engine.options["route"]) == (5, 500, None)
     with pytest.raises(kvferry.OptionsError) as caught:
-        kvferry.Engine.from_file("/no/options.yaml")
+        kvferry.Engine(file="/no/options.yaml")
     assert caught.value.kind == "Format" and caught.value.path == "/no/options.yaml"
     with pytest.raises(kvferry.StartError) as start:
         kvferry.Engine(patience=0.0)

@@ -1,4 +1,4 @@
-//! A connection as the progress thread holds it.
+//! A connection as its worker holds it.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

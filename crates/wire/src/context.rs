@@ -175,7 +175,9 @@ impl Context {
 
     /// Registers `bytes` of memory of the context's GPU, from the device address `base` on, that the caller allocated,
     /// however it did. `owner` is held until the registration is undone, which waits for the transfers that use it. Peers
-    /// cannot map the memory, but write it through this process's slab.
+    /// write the memory through this process's slab. They can map it if it is made of at most 253 allocations of virtual memory
+    /// management that were created to be exported as descriptors, as PyTorch's expandable segments are: then what they have
+    /// mapped stays valid for them, whatever becomes of it here.
     ///
     /// # Errors
     ///

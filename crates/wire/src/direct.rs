@@ -1,7 +1,7 @@
 //! The route through memory of the peer that is mapped here.
 //!
-//! The copies are ordered before whatever the progress thread sends next: each thread that copies publishes its slice
-//! ([`copy::publish`]) before it counts it as done, and the progress thread reads the count before it sends. A peer that has
+//! The copies are ordered before whatever the worker sends next: each thread that copies publishes its slice
+//! ([`copy::publish`]) before it counts it as done, and who makes the worker's turn reads the count before it sends. A peer that has
 //! received such a message reads behind it: between the two lies UCX's own hand-over, a system call or a flag in shared
 //! memory that the receiver reads with acquire order. So the bytes are visible to whoever acts on a message sent after the
 //! transfer has ended, and nothing needs to be flushed.

@@ -212,6 +212,14 @@ pub enum TransferError {
         /// Length of the region.
         region_bytes: u64,
     },
+    /// Other than as many sets of pairs as the prepared parts take. Name one for each.
+    #[error("{sets} sets of pairs, and parts that take {prepared}")]
+    Sets {
+        /// Sets that were given.
+        sets: usize,
+        /// Sets that the parts take.
+        prepared: usize,
+    },
     /// The remote region was imported on another endpoint. Import it on this one.
     #[error("part {part}: the remote region belongs to another endpoint")]
     OtherEndpoint {

@@ -50,7 +50,7 @@ impl TransferStats {
     }
 }
 
-/// Something that happened on the progress thread.
+/// Something that happened.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Event {

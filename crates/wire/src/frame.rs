@@ -5,7 +5,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Version of the control messages. Peers of another version are refused.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;
 
 /// Most bytes of payload that a frame may carry: a block map of 131,072 blocks and room to spare.
 pub const FRAME_PAYLOAD_BYTES_MAX: usize = 1 << 20;
@@ -173,7 +173,7 @@ mod tests {
     fn each_claim_of_the_header_is_checked() {
         assert_eq!(altered(6, 0), Ok(Frame { source_epoch: 1, kind: 3, payload: b"payload".to_vec() }));
         assert_eq!(altered(0, 1), Err(FrameError::Magic { found: *b"JVFY" }));
-        assert_eq!(altered(4, 3), Err(FrameError::Version { theirs: 2 }));
+        assert_eq!(altered(4, 3), Err(FrameError::Version { theirs: PROTOCOL_VERSION ^ 3 }));
         assert_eq!(altered(16, 1), Err(FrameError::StaleEpoch { theirs: 3, ours: 2 }));
         assert_eq!(altered(24, 1), Err(FrameError::Length { claimed: 6, found: 7 }));
         assert_eq!(parse(2, vec![0; HEADER_BYTES - 1]), Err(FrameError::Size { bytes: 27 }));

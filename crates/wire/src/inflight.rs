@@ -284,7 +284,7 @@ fn choose(
     stream: StreamId,
 ) -> (Carrier, (Route, RouteReason)) {
     let Means { context, copiers, .. } = *means;
-    if work.uses_gpu() {
+    if work.uses_gpu {
         let (carrier, route) = DeviceCarrier::choose(work, context, means.gpu, connection, stream);
         return (carrier.map_or_else(Carrier::Ended, Carrier::Gpu), route);
     }

@@ -43,6 +43,7 @@ mod runs;
 mod service;
 mod share;
 mod side;
+mod stage;
 mod transfer;
 mod worker;
 
@@ -64,6 +65,6 @@ pub use region::{MemoryKind, Region, RegionCard, RegionId};
 pub use report::{Finding, Report, RouteTrial, TrialError, UcxFound, report};
 pub use route::{Route, RouteReason};
 pub use side::{Extent, Side};
-pub use transfer::Part;
+pub use transfer::{Part, Prepared};
 pub use ucx_sys::{Status, Version};
 pub use worker::{Worker, drive};

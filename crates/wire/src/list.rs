@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use crate::endpoint::RemoteRegion;
 use crate::pieces::{Dim, Piece, SlotPair};
-use crate::region::Region;
+use crate::region::{MemoryKind, Region};
 use crate::side::{Place, Side};
 use crate::transfer::Part;
 
@@ -140,6 +140,11 @@ impl List {
         if let Some((place, index)) = to.iter().copied().enumerate().find(|(_, index)| *index >= there.len()) {
             return Err(ListError::RemoteIndex { place, index, entries: there.len() });
         }
+        if let Some(part) = alike(local, remote, |here, there| {
+            from.iter().zip(to).map(|(from, to)| SlotPair { local: here[*from], remote: there[*to] }).collect()
+        }) {
+            return Ok(vec![part]);
+        }
         let pairs = || from.iter().zip(to).map(|(from, to)| (here[*from], there[*to]));
         if let Some((index, (local, remote))) =
             pairs().enumerate().find(|(_, (local, remote))| local.bytes != remote.bytes)
@@ -164,6 +169,11 @@ impl List {
     /// All of it, for [`Worker::put`](crate::Worker::put). Time and memory grow with the entries.
     #[must_use]
     pub fn parts(&self) -> Vec<Part> {
+        if let Some(part) = alike(&self.local, &self.remote, |here, there| {
+            here.iter().zip(there).map(|(local, remote)| SlotPair { local: *local, remote: *remote }).collect()
+        }) {
+            return vec![part];
+        }
         let pairs = self.local.places().iter().copied().zip(self.remote.places().iter().copied());
         make(&self.local, &self.remote, pairs)
     }
@@ -176,6 +186,30 @@ impl List {
     pub fn select(&self, indices: &[usize]) -> Result<Vec<Part>, ListError> {
         Self::pair(&self.local, indices, &self.remote, indices)
     }
+}
+
+/// Pairs of runs that are all of one length, each side in one region, for a GPU: one part, whose pairs of slots are made of the
+/// slots of both sides. A kernel gains nothing from neighbours that are joined or rows that are found, so nothing is looked for.
+fn alike(
+    local: &Side<Region>,
+    remote: &Side<RemoteRegion>,
+    pairs: impl FnOnce(&[u32], &[u32]) -> Arc<[SlotPair]>,
+) -> Option<Part> {
+    let (here, there) = (local.alike()?, remote.alike()?);
+    let (from, to) = (&local.regions()[here.region as usize], &remote.regions()[there.region as usize]);
+    if here.bytes != there.bytes || (from.kind() != MemoryKind::Cuda && to.kind() != MemoryKind::Cuda) {
+        return None;
+    }
+    Some(Part {
+        local: from.clone(),
+        local_base: 0,
+        local_slot_stride: here.stride,
+        remote: *to,
+        remote_base: 0,
+        remote_slot_stride: there.stride,
+        pieces: Arc::new([Piece { local_offset: 0, remote_offset: 0, run_bytes: here.bytes, dims: [Dim::ONE; 2] }]),
+        pairs: pairs(&here.slots, &there.slots),
+    })
 }
 
 /// Makes parts of pairs of runs that are of one length each.

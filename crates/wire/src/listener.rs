@@ -1,4 +1,4 @@
-//! Who hears what happens on the progress thread.
+//! Who hears what happens.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -21,7 +21,7 @@ impl Listener {
         match self {
             // The owner may have dropped the events before the worker: then nobody is left to be told.
             Self::Queue(events) => drop(events.send(event)),
-            // Never entered twice: it is called by the progress thread alone, and has no way back into it.
+            // Never entered twice: it is called by who makes a turn, and has no way to make another from there.
             Self::Handler(handler) => handler.borrow_mut()(event),
             Self::Gone => {}
         }

@@ -36,7 +36,7 @@ pub struct ContextOptions {
     /// Threads that copy into mapped memory. One is the progress thread alone; more take cores from whatever else runs.
     pub copy_threads: usize,
     /// Processors to pin progress threads to, one for each worker of the context in turn. Empty leaves them to the system,
-    /// which is right unless the processors are kept free for them.
+    /// which is right unless the processors are kept free for them: callers make no progress in their place then.
     pub cpus: Vec<usize>,
     /// Whether memory of a peer on this host is mapped page by page ahead of the first transfer, by a thread of its own that
     /// starts with the import. That takes the pages that the peer has not touched yet; without it, each first copy to a page

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use zerocopy::{Immutable, IntoBytes};
+
 use crate::error::TransferError;
 
 /// One loop of a [`Piece`]: `count` runs, each `local_stride` and `remote_stride` bytes after the one before.
@@ -58,7 +60,8 @@ impl Piece {
 }
 
 /// A slot of the local pool and the slot of the remote pool that its bytes go to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoBytes, Immutable)]
 pub struct SlotPair {
     /// Slot of the local pool.
     pub local: u32,
@@ -78,6 +81,10 @@ impl Size {
         let bytes = self.bytes.checked_add(other.bytes)?;
         Some(Self { bytes, runs: self.runs.checked_add(other.runs)? })
     }
+
+    pub(crate) fn checked_mul(self, times: u64) -> Option<Self> {
+        Some(Self { bytes: self.bytes.checked_mul(times)?, runs: self.runs.checked_mul(times)? })
+    }
 }
 
 /// Where the slots of one side lie in its region of `region_bytes`.
@@ -96,6 +103,14 @@ impl Span {
             .and_then(|start| start.checked_add(self.base))
             .and_then(|start| start.checked_add(end))
             .is_some_and(|last| last <= self.region_bytes)
+    }
+}
+
+impl Span {
+    /// The highest slot whose first `end` bytes lie inside the region, or more than any slot.
+    fn highest(&self, end: u64) -> Option<u64> {
+        let room = self.region_bytes.checked_sub(self.base.checked_add(end)?)?;
+        Some(room.checked_div(self.slot_stride).unwrap_or(u64::MAX))
     }
 }
 
@@ -122,9 +137,37 @@ impl HighestSlots {
             remote: highest.remote.max(pair.remote),
         })
     }
+
+    /// Whether neither is higher than its limit.
+    pub(crate) fn within(self, (local, remote): (u64, u64)) -> bool {
+        u64::from(self.local) <= local && u64::from(self.remote) <= remote
+    }
 }
 
 impl Shape {
+    /// What the pieces move for one pair, and where the last of them ends in the local and in the remote slot.
+    fn sum_pieces(&self, part: usize) -> Result<(Size, u64, u64), TransferError> {
+        let (mut local_end, mut remote_end) = (0, 0);
+        let mut one = Size::default();
+        for (piece, shape) in self.pieces.iter().enumerate() {
+            let bad = TransferError::BadPiece { part, piece };
+            let (Some((local, remote)), Some(runs)) = (shape.ends(), shape.runs()) else { return Err(bad) };
+            if shape.run_bytes == 0 {
+                return Err(bad);
+            }
+            (local_end, remote_end) = (local.max(local_end), remote.max(remote_end));
+            let size = runs.checked_mul(shape.run_bytes).and_then(|bytes| one.checked_add(Size { bytes, runs }));
+            one = size.ok_or(TransferError::TooLarge { part })?;
+        }
+        Ok((one, local_end, remote_end))
+    }
+
+    /// What one pair moves, and the highest local and remote slots that are inside of the regions; `None` if none is.
+    pub(crate) fn check_pieces(&self, part: usize) -> Result<(Size, Option<(u64, u64)>), TransferError> {
+        let (one, local_end, remote_end) = self.sum_pieces(part)?;
+        Ok((one, self.local.highest(local_end).zip(self.remote.highest(remote_end))))
+    }
+
     /// Checks every run against both regions, in time of pieces plus pairs. `part` is named in errors.
     pub(crate) fn check(&self, part: usize) -> Result<Size, TransferError> {
         self.check_with(part, HighestSlots::of(&self.pairs))
@@ -142,18 +185,7 @@ impl Shape {
         pairs: &[SlotPair],
         highest: HighestSlots,
     ) -> Result<Size, TransferError> {
-        let (mut local_end, mut remote_end) = (0, 0);
-        let mut one = Size::default();
-        for (piece, shape) in self.pieces.iter().enumerate() {
-            let bad = TransferError::BadPiece { part, piece };
-            let (Some((local, remote)), Some(runs)) = (shape.ends(), shape.runs()) else { return Err(bad) };
-            if shape.run_bytes == 0 {
-                return Err(bad);
-            }
-            (local_end, remote_end) = (local.max(local_end), remote.max(remote_end));
-            let size = runs.checked_mul(shape.run_bytes).and_then(|bytes| one.checked_add(Size { bytes, runs }));
-            one = size.ok_or(TransferError::TooLarge { part })?;
-        }
+        let (one, local_end, remote_end) = self.sum_pieces(part)?;
         let inside = self.local.contains(highest.local, local_end) && self.remote.contains(highest.remote, remote_end);
         // Looked at one by one only to name the first that is not.
         for (pair, slots) in pairs.iter().enumerate().filter(|_| !inside) {

@@ -32,6 +32,7 @@ use crate::process::Process;
 use crate::raw::{Closing, Inbound, RawWorker};
 use crate::region::RegionCard;
 use crate::service::Service;
+use crate::stage::stage;
 use crate::transfer::Work;
 
 /// Commands taken between two looks at UCX.
@@ -266,9 +267,11 @@ impl Progress {
             Command::Send { endpoint, kind, payload } => {
                 if let Some(connection) = self.connections.get(&endpoint) {
                     connection.send(&sender, kind, &payload);
+                    stage!("frame sent");
                 }
             }
             Command::Put(Posted { endpoint, transfer, work, notice }) => {
+                stage!("taken");
                 let stream = StreamId(self.next_stream);
                 self.next_stream += 1;
                 let connection = self.connections.get_mut(&endpoint);
@@ -280,6 +283,7 @@ impl Progress {
                 if takes_inbox {
                     self.tell(Event::TakesInbox { transfer });
                 }
+                stage!("started");
             }
             Command::Cancel { transfer } => {
                 let named = self.transfers.iter_mut().map(|(in_flight, _)| in_flight);
@@ -366,12 +370,14 @@ impl Progress {
             }
             match ended {
                 Some(result) => {
+                    stage!("ended");
                     let (ended, notice) = self.transfers.swap_remove(index);
                     if let (Some(Notice { kind, payload, with_stats }), Ok(stats)) = (notice, &result)
                         && let Some(connection) = self.connections.get(&ended.endpoint)
                     {
                         let payload = if with_stats { stats.append_to(payload) } else { payload };
                         connection.send(&sender, kind, &payload);
+                        stage!("notice sent");
                     }
                     self.tell(Event::TransferDone { transfer: ended.transfer, result });
                 }
@@ -404,7 +410,10 @@ impl Progress {
             let Some(message) = self.inbound.pop_front() else { break };
             let parsed = message.take().map_err(|bytes| FrameError::Size { bytes });
             match parsed.and_then(|message| frame::parse(self.epoch, message)) {
-                Ok((Audience::Caller, frame)) => self.tell(Event::Frame(frame)),
+                Ok((Audience::Caller, frame)) => {
+                    stage!("frame heard");
+                    self.tell(Event::Frame(frame));
+                }
                 Ok((Audience::Worker, frame)) => self.hear(&frame),
                 Err(error) => self.tell(Event::BadFrame(error)),
             }

@@ -10,6 +10,17 @@ use crate::region::{MemoryKind, Region, RegionCard};
 pub struct Side<R> {
     regions: Vec<R>,
     places: Vec<Place>,
+    alike: Option<Alike>,
+}
+
+/// Runs of one length in one region, as slots of a pool.
+#[derive(Clone, Debug)]
+pub(crate) struct Alike {
+    pub(crate) region: u32,
+    pub(crate) bytes: u64,
+    /// The largest power of two that meets all of them.
+    pub(crate) stride: u64,
+    pub(crate) slots: Vec<u32>,
 }
 
 /// A run, as an offset into the region of this number.
@@ -85,7 +96,13 @@ impl<R: Extent> Side<R> {
             let (region, offset) = finder.find(*run).ok_or(index)?;
             places.push(Place { region, bytes: run.bytes, offset });
         }
-        Ok(Self { regions, places })
+        let alike = Alike::of(&places);
+        Ok(Self { regions, places, alike })
+    }
+
+    /// The runs, if they are alike.
+    pub(crate) fn alike(&self) -> Option<&Alike> {
+        self.alike.as_ref()
     }
 
     /// The regions, as they were given.
@@ -114,6 +131,19 @@ impl<R: Extent> Side<R> {
 
     pub(crate) fn places(&self) -> &[Place] {
         &self.places
+    }
+}
+
+impl Alike {
+    fn of(places: &[Place]) -> Option<Self> {
+        let first = places.first().filter(|first| first.bytes > 0)?;
+        if places.iter().any(|place| (place.region, place.bytes) != (first.region, first.bytes)) {
+            return None;
+        }
+        let bits = places.iter().fold(0, |bits, place| bits | place.offset);
+        let shift = if bits == 0 { 0 } else { bits.trailing_zeros() };
+        let slots = places.iter().map(|place| u32::try_from(place.offset >> shift).ok()).collect::<Option<_>>()?;
+        Some(Self { region: first.region, bytes: first.bytes, stride: 1 << shift, slots })
     }
 }
 

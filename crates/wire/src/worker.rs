@@ -1,4 +1,4 @@
-//! A progress thread and the handle that commands it.
+//! The handle that commands a worker and moves it along.
 
 use std::cell::RefCell;
 use std::io;
@@ -26,11 +26,12 @@ use crate::frame::FRAME_PAYLOAD_BYTES_MAX;
 use crate::helm::{Helm, Restless};
 use crate::listener::Listener;
 use crate::permits::{Permit, Permits, Permitted};
+use crate::pieces::SlotPair;
 use crate::process::Process;
 use crate::progress::{Command, Notice, Posted};
-use crate::region::{MemoryKind, RegionCard};
+use crate::region::{MemoryKind, Region, RegionCard};
 use crate::share::{Mapped, ShareCard};
-use crate::transfer::{Direction, Part, Work};
+use crate::transfer::{Direction, Part, Prepared, Work};
 
 /// How long a command may take: it is a queue away from a thread that never blocks.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(10);
@@ -347,6 +348,62 @@ impl Worker {
         self.tell(Command::Revoke { epoch: peer_epoch, permit })
     }
 
+    /// Checks what of `parts` does not depend on their slots, for [`put_prepared`](Self::put_prepared): parts that are given
+    /// clones of one list of pairs take one set, whose pairs are not looked at. With many parts and few slots most of the time
+    /// that a transfer takes is saved.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError`].
+    pub fn prepare(&self, endpoint: EndpointId, parts: Vec<Part>) -> Result<Prepared, TransferError> {
+        self.check_owners(endpoint, &parts)?;
+        let prepared = Prepared::new(endpoint, parts)?;
+        if prepared.uses_gpu() {
+            self.lock_host_memory(prepared.locals());
+        }
+        Ok(prepared)
+    }
+
+    /// As [`put`](Self::put), or [`put_then_send`](Self::put_then_send) if there is a frame to be sent, of parts that were
+    /// prepared: `sets` are the pairs of slots of each set, in the order in which the parts first named them.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError`]; then nothing was posted and no event follows.
+    pub fn put_prepared(
+        &self,
+        transfer: TransferId,
+        prepared: &Prepared,
+        sets: Vec<Arc<[SlotPair]>>,
+        frame: Option<(u16, Vec<u8>)>,
+    ) -> Result<(), TransferError> {
+        let notice = frame.map(|(kind, payload)| Notice { kind, payload, with_stats: false });
+        if let Some(notice) = notice.as_ref().filter(|notice| notice.payload.len() > FRAME_PAYLOAD_BYTES_MAX) {
+            return Err(CommandError::PayloadTooLong { bytes: notice.payload.len() }.into());
+        }
+        let work = prepared.work(Direction::Put, sets)?;
+        Ok(self.hand_over(Posted { endpoint: prepared.endpoint, transfer, work, notice })?)
+    }
+
+    fn check_owners(&self, endpoint: EndpointId, parts: &[Part]) -> Result<(), TransferError> {
+        if let Some(part) = parts.iter().position(|part| part.remote.endpoint != endpoint) {
+            return Err(TransferError::OtherEndpoint { part });
+        }
+        match parts.iter().position(|part| !self.context.owns(&part.local)) {
+            Some(part) => Err(TransferError::OtherContext { part }),
+            None => Ok(()),
+        }
+    }
+
+    /// Host memory that a GPU is to read is locked here rather than on the progress thread. Refused, it shows there.
+    fn lock_host_memory(&self, regions: &[Region]) {
+        if let Some(gpu) = self.context.gpu() {
+            for region in regions {
+                let _ = region.device_address(gpu);
+            }
+        }
+    }
+
     fn post(
         &self,
         direction: Direction,
@@ -355,22 +412,18 @@ impl Worker {
         parts: Vec<Part>,
         Extras { notice, ready, permitted }: Extras,
     ) -> Result<(), TransferError> {
-        if let Some(part) = parts.iter().position(|part| part.remote.endpoint != endpoint) {
-            return Err(TransferError::OtherEndpoint { part });
-        }
-        if let Some(part) = parts.iter().position(|part| !self.context.owns(&part.local)) {
-            return Err(TransferError::OtherContext { part });
-        }
+        self.check_owners(endpoint, &parts)?;
         let mut work = Work::check(direction, parts)?;
         (work.ready, work.permitted) = (ready, permitted);
-        if let Some(gpu) = self.context.gpu().filter(|_| work.uses_gpu()) {
-            // Host memory that a GPU is to read is locked here rather than on the progress thread. Refused, it shows there.
-            for local in &work.locals {
-                let _ = local.device_address(gpu);
-            }
+        if work.uses_gpu {
+            self.lock_host_memory(&work.locals);
         }
-        let large = work.size.bytes > CARRIED_OUT_BYTES_MAX;
-        self.command(Command::Put(Posted { endpoint, transfer, work, notice }))?;
+        Ok(self.hand_over(Posted { endpoint, transfer, work, notice })?)
+    }
+
+    fn hand_over(&self, posted: Posted) -> Result<(), CommandError> {
+        let large = posted.work.size.bytes > CARRIED_OUT_BYTES_MAX;
+        self.command(Command::Put(posted))?;
         if large {
             self.helm.take_over();
         } else if self.prompt {

@@ -20,6 +20,8 @@ pub(crate) enum Ask {
     Connect { address: Vec<u8>, epoch: u64 },
     /// Fill the first bytes of the pool with the canary.
     Scrub { bytes: u64 },
+    /// Say how long the stages of the transfers took since the last time.
+    Stages { heading: String },
     /// Compare the first bytes of the pool with what they must be after a job.
     Check { job: String, total_bytes: u64 },
 }

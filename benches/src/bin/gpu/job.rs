@@ -177,6 +177,21 @@ impl Job {
         Ok(Self { source_bytes, target_bytes, bytes, runs, what: What::Request(Box::new(request)) })
     }
 
+    /// Binds the request once more, for parts that were prepared: the pairs of each set of them. `None` if the parts are new
+    /// each time.
+    pub(crate) fn bind_slots(&mut self) -> Result<Option<Vec<Arc<[SlotPair]>>>, Error> {
+        let What::Request(request) = &mut self.what else { return Ok(None) };
+        let Request { template, maps, tokens, plan, .. } = &mut **request;
+        template.bind_into(&maps[0], &maps[1], 0..*tokens, plan)?;
+        let mut sets: Vec<(*const kvferry_match::SlotPair, Arc<[SlotPair]>)> = Vec::new();
+        for (_, pairs) in plan.sections() {
+            if !sets.iter().any(|(first, _)| *first == pairs.as_ptr()) {
+                sets.push((pairs.as_ptr(), pairs.iter().map(slot_pair).collect()));
+            }
+        }
+        Ok(Some(sets.into_iter().map(|(_, pairs)| pairs).collect()))
+    }
+
     /// Binds the request: what a transfer is posted with.
     pub(crate) fn bind(&mut self, local: &Region, remote: RemoteRegion) -> Result<Vec<Part>, Error> {
         match &mut self.what {
@@ -209,11 +224,7 @@ impl Job {
                     let to = &tables[1].pools[usize::from(section.destination_pool.0)];
                     let same = known.iter().find(|(first, _)| *first == pairs.as_ptr()).map(|(_, pairs)| pairs.clone());
                     let pairs = same.unwrap_or_else(|| {
-                        let pair = |pair: &kvferry_match::SlotPair| SlotPair {
-                            local: pair.source.0,
-                            remote: pair.destination.0,
-                        };
-                        let list: Arc<[SlotPair]> = pairs.iter().map(pair).collect();
+                        let list: Arc<[SlotPair]> = pairs.iter().map(slot_pair).collect();
                         known.push((pairs.as_ptr(), list.clone()));
                         list
                     });
@@ -254,6 +265,10 @@ impl Job {
             }),
         }
     }
+}
+
+fn slot_pair(pair: &kvferry_match::SlotPair) -> SlotPair {
+    SlotPair { local: pair.source.0, remote: pair.destination.0 }
 }
 
 fn piece(piece: &kvferry_match::Piece) -> Piece {

@@ -14,6 +14,7 @@ mod end;
 mod job;
 mod pattern;
 mod source;
+mod stages;
 mod target;
 
 use std::process::ExitCode;
@@ -67,6 +68,12 @@ pub(crate) struct Arguments {
     /// Milliseconds that threads look on for more before they sleep.
     #[arg(long, default_value_t = 20)]
     linger_ms: u64,
+    /// Makes the parts of a model's request anew each time, rather than to prepare them.
+    #[arg(long)]
+    plain: bool,
+    /// Says how long each stage of the transfers takes, in the median, on both sides. Costs some of it.
+    #[arg(long)]
+    stages: bool,
     /// The process that is written to. For internal use.
     #[arg(long, hide = true)]
     target: bool,
@@ -74,6 +81,9 @@ pub(crate) struct Arguments {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    if arguments.stages {
+        stages::start();
+    }
     let done = if arguments.target { target::serve(&arguments) } else { source::run(&arguments) };
     match done {
         Ok(()) => ExitCode::SUCCESS,

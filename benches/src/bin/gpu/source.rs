@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvferry_wire::{EndpointId, Event, Region, RemoteRegion, TransferId, TransferStats};
+use kvferry_wire::{EndpointId, Event, Prepared, Region, RemoteRegion, TransferId, TransferStats};
 use serde_json::json;
 
 use crate::Arguments;
@@ -11,6 +11,7 @@ use crate::ask::{ACKNOWLEDGED, ARRIVED, Answer, Ask, Error, Target};
 use crate::end::{End, Way};
 use crate::job::Job;
 use crate::pattern;
+use crate::stages::{self, mark};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
@@ -27,6 +28,10 @@ struct Lane {
     local: Region,
     endpoint: EndpointId,
     remote: RemoteRegion,
+    /// Parts are made anew for each transfer.
+    plain: bool,
+    /// The parts of the job at hand, prepared.
+    prepared: Option<Prepared>,
     figures: Vec<Figure>,
 }
 
@@ -68,7 +73,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Error> {
         eprintln!("{name}: the pool of {target_bytes} B is imported in {:?}", start.elapsed());
         let connect = Ask::Connect { address: end.worker.address().to_owned(), epoch: end.worker.epoch() };
         target.ask(&connect)?;
-        lanes.push(Lane { name: name.clone(), end, local, endpoint, remote, figures: Vec::new() });
+        lanes.push(Lane {
+            name: name.clone(),
+            end,
+            local,
+            endpoint,
+            remote,
+            plain: arguments.plain,
+            prepared: None,
+            figures: Vec::new(),
+        });
     }
     let first = lanes.first().ok_or("no ways")?;
     pattern::fill(&first.local, source_bytes)?;
@@ -78,6 +92,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Error> {
     eprintln!("{:>10} {:>12} {:>9} | GB/s median (least, most), us: bind, post, whole p50, p99", "job", "way", "MB");
     for (name, job) in &mut jobs {
         let short = job.bytes < SHORT_BYTES;
+        for lane in &mut lanes {
+            let parts = job.bind(&lane.local, lane.remote)?;
+            lane.prepared = Some(lane.end.worker.prepare(lane.endpoint, parts)?);
+        }
         let rounds = if short { arguments.short_rounds } else { arguments.rounds };
         for round in 0..WARM_UP + rounds {
             for lane in &mut lanes {
@@ -98,6 +116,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Error> {
                 }
             }
         }
+        if arguments.stages {
+            stages::take(&format!("{name}, source"));
+            target.ask(&Ask::Stages { heading: format!("{name}, target") })?;
+        }
         for lane in &mut lanes {
             lane.report(arguments, name, job, &gpu, &ucx.to_string());
         }
@@ -107,12 +129,26 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Error> {
 
 impl Lane {
     fn round(&self, job: &mut Job, round: u64) -> Result<Figure, Error> {
+        mark!("start");
         let start = Instant::now();
-        let parts = job.bind(&self.local, self.remote)?;
-        let bound = start.elapsed();
-        let worker = &self.end.worker;
-        worker.put_then_send(self.endpoint, TransferId(round), parts, ARRIVED, round.to_le_bytes().to_vec())?;
+        let (worker, transfer, payload) = (&self.end.worker, TransferId(round), round.to_le_bytes().to_vec());
+        let slots = if self.plain { None } else { job.bind_slots()? };
+        let bound;
+        match slots.zip(self.prepared.as_ref()) {
+            Some((sets, prepared)) => {
+                bound = start.elapsed();
+                mark!("bound");
+                worker.put_prepared(transfer, prepared, sets, Some((ARRIVED, payload)))?;
+            }
+            None => {
+                let parts = job.bind(&self.local, self.remote)?;
+                bound = start.elapsed();
+                mark!("bound");
+                worker.put_then_send(self.endpoint, transfer, parts, ARRIVED, payload)?;
+            }
+        }
         let posted = start.elapsed();
+        mark!("posted");
         let mut stats = None;
         loop {
             match self.end.next(start + DEADLINE)? {
@@ -123,6 +159,7 @@ impl Lane {
             }
         }
         let whole = start.elapsed();
+        mark!("acknowledged");
         // The event of the end comes before the answer to the frame behind it.
         let stats = stats.ok_or("acknowledged before it ended")?;
         Ok(Figure { bind: bound, post: posted - bound, whole, stats })

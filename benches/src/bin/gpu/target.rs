@@ -13,6 +13,7 @@ use crate::ask::{ACKNOWLEDGED, ARRIVED, Answer, Ask, Error};
 use crate::end::{End, Way};
 use crate::job::Job;
 use crate::pattern;
+use crate::stages::{self, mark};
 
 const EPOCH: u64 = 1;
 
@@ -31,6 +32,7 @@ pub(crate) fn serve(arguments: &Arguments) -> Result<(), Error> {
             let Ok(event) = event else { return };
             let Event::Frame(frame) = event else { continue };
             let endpoint = known.lock().expect("no panic under it").get(&frame.source_epoch).copied();
+            mark!("frame taken");
             if let Some(endpoint) = endpoint.filter(|_| frame.kind == ARRIVED) {
                 let _ = acknowledging.worker.send(endpoint, ACKNOWLEDGED, frame.payload); // else the source times out
             }
@@ -51,6 +53,10 @@ pub(crate) fn serve(arguments: &Arguments) -> Result<(), Error> {
             }
             Ask::Scrub { bytes } => {
                 pattern::scrub(pool.as_ref().ok_or("no pool")?, bytes)?;
+                Answer::Done
+            }
+            Ask::Stages { heading } => {
+                stages::take(&heading);
                 Answer::Done
             }
             Ask::Check { job, total_bytes } => {

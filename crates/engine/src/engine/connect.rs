@@ -36,7 +36,7 @@ impl Engine {
     pub fn connect(&self, sources: &InstanceCard, destinations: &InstanceCard) -> Result<Link, ConnectError> {
         let shared = &self.shared;
         let cards = LinkCards { sources: sources.cards().to_vec(), destinations: destinations.cards().to_vec() };
-        let epoch = shared.worker().epoch();
+        let epoch = shared.epoch;
         let Survey { side, peers } = survey(&cards.sources, &cards.destinations, epoch, self.ucx_version())?;
         {
             let state = shared.lock();
@@ -54,7 +54,7 @@ impl Engine {
         let mut opened = BTreeMap::new();
         for (epoch, (card, peer)) in peers {
             let name = PeerName { side: other(side), rank: peer.rank };
-            match WirePeer::connect(shared.worker(), side, Arc::new(card)) {
+            match WirePeer::connect(shared.workers(), side, Arc::new(card)) {
                 Ok(wire) => drop(opened.insert(epoch, (wire, peer))),
                 Err(source) => {
                     self.close(opened.into_values().map(|(wire, _)| wire));
@@ -75,7 +75,7 @@ impl Engine {
         state.links.insert(link, cards);
         let mut members = BTreeMap::new();
         for (epoch, (wire, peer)) in opened {
-            state.connected(shared.worker(), epoch, wire);
+            state.connected(shared.workers(), epoch, wire);
             members.insert(epoch, peer);
         }
         let actions = state.core.connect(Instant::now(), link, side, shared.options.rank, members);
@@ -101,25 +101,26 @@ impl Engine {
         for (epoch, name) in state.core.members(link) {
             let Some(peer) = state.peers.get(&epoch) else { continue };
             let (Some(part), endpoint) = (peer.probe(&shared.probe), peer.endpoint) else { continue };
+            let worker = shared.workers().get(peer.worker);
             // Writes of requests are numbered from 0 on.
             let transfer = TransferId(u64::MAX - epoch % (1 << 62));
             let (answer, done) = channel::bounded(1);
             state.probes.insert(transfer, answer);
-            shared.worker().put(endpoint, transfer, vec![part]).map_err(|source| {
+            worker.put(endpoint, transfer, vec![part]).map_err(|source| {
                 state.probes.remove(&transfer);
                 ConnectError::Unwritable { peer: name, source }
             })?;
             asked.push((name, transfer, done));
         }
         drop(state);
-        shared.worker().carry_out();
+        shared.workers().carry_out();
         for (peer, transfer, done) in asked {
             match done.recv_deadline(deadline) {
                 Ok(Ok(stats)) => tracing::debug!(%peer, route = %stats.route, elapsed = ?stats.elapsed, "bytes arrive"),
                 Ok(Err(source)) => return Err(ConnectError::SelfTest { peer, source }),
                 Err(_) => {
                     shared.lock().probes.remove(&transfer);
-                    let _ = shared.worker().cancel(transfer); // stopped: ended with everything else
+                    shared.workers().cancel(transfer);
                     return Err(ConnectError::NoAnswer { peer, waited: shared.options.patience });
                 }
             }
@@ -129,9 +130,9 @@ impl Engine {
 
     fn close(&self, peers: impl Iterator<Item = WirePeer>) {
         for peer in peers {
-            let _ = self.shared.worker().close(peer.endpoint); // stopped: closed with everything else
+            let _ = self.shared.workers().get(peer.worker).close(peer.endpoint); // stopped: closed with everything else
         }
-        self.shared.worker().carry_out();
+        self.shared.workers().carry_out();
     }
 
     /// Forgets a link and tells its peers, to whom this rank is lost then.

@@ -26,6 +26,12 @@ pub enum CardError {
     /// The digest holds but the contents do not decode: a bug in what made the card.
     #[error("its card does not decode")]
     Undecodable,
+    /// The card has no worker, or more than a rank can have: a bug in what made the card.
+    #[error("its card has {workers} workers")]
+    Workers {
+        /// Workers of the card.
+        workers: usize,
+    },
     /// The page table in the card is not one.
     #[error("its page table does not decode")]
     Table(#[from] DecodeError),

@@ -172,10 +172,11 @@ _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 class Engine:
     """Moves one rank's page cache.
 
-    Every option is at the library's default unless given; ``environment`` (the default) lets variables such as
-    ``KVFERRY_ENGINE_RANK`` change them.
+    What is not given is as the environment says (``KVFERRY_ENGINE_PATIENCE_MS``, say; not if ``environment`` is false), as
+    ``file`` says, which is called ``*.json`` or ``*.toml``, or at the library's default.
 
-    - ``rank``: in its instance. ``instance``: the name of that; those that one engine is connected with need different ones.
+    - ``rank``: in its instance, 0 by default. ``instance``: the name of that; those that one engine is connected with need
+      different ones.
     - ``transports``: that UCX may use, as in ``UCX_TLS``. ``route``: the only way that bytes may take.
     - ``patience``: seconds that a peer may make no progress before what waits for it fails.
     - ``resend``: seconds after which a message that is not answered is sent again.
@@ -185,7 +186,7 @@ class Engine:
     - ``gpu``: the CUDA device of pools in GPU memory, as this process counts them; ``gpu_options``: further keys of the
       library's ``CudaOptions`` (``sm_blocks``, ``urgent``, ``slab_bytes``, ``slab_chunk_bytes``).
 
-    Raises :class:`kvferry.StartError`: there is no UCX, or it does not start.
+    Raises :class:`kvferry.StartError`: there is no UCX, or it does not start; or :class:`kvferry.OptionsError`.
 
     An engine is closed by :meth:`close` or as a context manager: what it has said to its peers leaves then. One that is
     dropped is closed by a thread, which nobody waits for. Of use only in the process that made it, not in those forked off it.
@@ -193,8 +194,8 @@ class Engine:
 
     def __init__(
         self,
-        rank: int = 0,
-        instance: str = "",
+        rank: int | None = None,
+        instance: str | None = None,
         *,
         transports: str | None = None,
         route: Route | None = None,
@@ -206,6 +207,7 @@ class Engine:
         chunk_bytes: int | None = None,
         copy_threads: int | None = None,
         cpus: Sequence[int] | None = None,
+        file: str | os.PathLike[str] | None = None,
         environment: bool = True,
         gpu: int | None = None,
         gpu_options: Mapping[str, Any] | None = None,
@@ -217,25 +219,6 @@ class Engine:
             "requests_max": requests_max, "verify": verify, "inbox_bytes": inbox_bytes, "chunk_bytes": chunk_bytes,
             "copy_threads": copy_threads, "cpus": None if cpus is None else list(cpus),
         }  # fmt: skip
-        self._start({name: value for name, value in given.items() if value is not None}, environment, gpu, gpu_options)
-
-    @classmethod
-    def from_file(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        environment: bool = True,
-        gpu: int | None = None,
-        gpu_options: Mapping[str, Any] | None = None,
-    ) -> Self:
-        """An engine with the options of a file that is called ``*.json`` or ``*.toml``. Raises :class:`kvferry.OptionsError`."""
-        engine = cls.__new__(cls)
-        engine._start(json.loads(_kvferry.Engine.options_of_file(os.fspath(path))), environment, gpu, gpu_options)
-        return engine
-
-    def _start(
-        self, options: dict[str, Any], environment: bool, gpu: int | None, gpu_options: Mapping[str, Any] | None
-    ) -> None:
         cuda = None
         if gpu is not None:
             defaults = {"sm_blocks": None, "urgent": True, "slab_bytes": 128 << 20, "slab_chunk_bytes": 32 << 20}
@@ -243,7 +226,8 @@ class Engine:
         elif gpu_options:
             raise ValueError("gpu_options without a gpu")
         self._gpu = gpu
-        self._native = _kvferry.Engine(json.dumps(options), environment, cuda)
+        said = json.dumps({name: value for name, value in given.items() if value is not None})
+        self._native = _kvferry.Engine(None if file is None else os.fspath(file), environment, said, cuda)
         _engines.add(self)
 
     @property

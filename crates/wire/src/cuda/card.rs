@@ -13,13 +13,15 @@ pub(crate) struct DeviceCard {
     pub(crate) export: Option<ExportCard>,
 }
 
-/// Where a peer on the same host gets the descriptor of an allocation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Where a peer on the same host gets the descriptors of the allocations that a region is made of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ExportCard {
     /// Name of the owner's socket.
     pub(crate) socket: u128,
-    /// Length of the allocation.
-    pub(crate) mapped_bytes: u64,
-    /// The file that says whether the memory is still registered. Its cookie is the name of the allocation.
+    /// Length of each allocation, in the order in which they are mapped.
+    pub(crate) mapped_bytes: Vec<u64>,
+    /// Where in the first of them the region starts.
+    pub(crate) offset: u64,
+    /// The file that says whether the memory is still registered. Its cookie is the name of the allocations.
     pub(crate) control: ShareCard,
 }

@@ -13,13 +13,12 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::cuda::driver::{CudaError, DeviceAddress};
-use crate::cuda::expand::{Mode, Placed};
+use crate::cuda::driver::CudaError;
+use crate::cuda::expand::Mode;
 use crate::cuda::queue::{Prepared, Queue, Ticket};
 use crate::cuda::slab::Slab;
 use crate::cuda::target::Targets;
 use crate::error::PutError;
-use crate::pieces::{Shape, SlotPair};
 use crate::route::Route;
 use crate::transfer::{Direction, Work};
 
@@ -45,20 +44,13 @@ impl DeviceCopy {
             // SAFETY: the event is live, as whoever posted it promised.
             unsafe { owner.wait_for(ready.raw()) }.map_err(failed)?;
         }
-        let gpu = owner.gpu();
-        let places = work.locals.iter().zip(targets.addresses());
-        let places = places.map(|(local, target)| Ok((local.device_address(gpu)?, *target)));
-        let places: Vec<(DeviceAddress, DeviceAddress)> = places.collect::<Result<_, _>>().map_err(failed)?;
-        let (sets, of_shape) = pair_sets(&work.shapes);
-        let placed: Vec<Placed<'_>> = (work.shapes.iter().zip(&places).zip(&of_shape))
-            .map(|((shape, (from, to)), set)| Placed { shape, from: *from, to: *to, set: *set })
-            .collect();
         let mode = if work.direction == Direction::Get { Mode::Pull } else { Mode::Direct };
         let unavailable = PutError::RouteUnavailable { route: Route::Direct };
-        let template = owner.template(mode, &placed).map_err(failed)?.ok_or(unavailable)?;
-        let prepared = owner.prepare(&template, &sets).map_err(failed)?.ok_or(unavailable)?;
+        let template = owner.template_of(mode, work.parts(), Some(targets.addresses()));
+        let template = template.map_err(failed)?.ok_or(unavailable)?;
+        let prepared = owner.prepare(&template, &work.sets).map_err(failed)?.ok_or(unavailable)?;
         // SAFETY: every place is inside a region or a mapping, which the new value holds until the kernel has ended.
-        let ticket = unsafe { owner.launch(&prepared, 0, prepared.units(), Slab::NONE) }.map_err(failed)?;
+        let ticket = unsafe { owner.launch(&prepared, (0, prepared.units()), Slab::NONE, 0) }.map_err(failed)?;
         drop(owner);
         let (queue, prepared, ticket) = (queue.clone(), Some(prepared), Some(ticket));
         Ok(Self { work, targets, queue, prepared, ticket, ended: None, cancelled: false })
@@ -128,19 +120,4 @@ impl Drop for DeviceCopy {
             let _ = self.queue.borrow_mut().drain();
         }
     }
-}
-
-/// The distinct lists of pairs, and which of them each shape has. Lists that are one in memory are one here.
-pub(crate) fn pair_sets(shapes: &[Shape]) -> (Vec<&[SlotPair]>, Vec<usize>) {
-    let mut sets: Vec<&[SlotPair]> = Vec::new();
-    let of_shape = shapes.iter().map(|shape| {
-        let same = |set: &&[SlotPair]| std::ptr::eq(*set, &raw const *shape.pairs);
-        // The last is the likeliest: shapes of one set follow each other.
-        sets.iter().rposition(same).unwrap_or_else(|| {
-            sets.push(&shape.pairs);
-            sets.len() - 1
-        })
-    });
-    let of_shape = of_shape.collect();
-    (sets, of_shape)
 }

@@ -9,17 +9,17 @@ use crate::inbox::message::{Bytes, PartDescription};
 use crate::pieces::{Shape, SlotPair};
 use crate::region::RegionId;
 
-/// A description, as the target reads it.
+/// A description, as the target reads it, in the bytes that have arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct DeviceDescription {
+pub(crate) struct DeviceDescription<'a> {
     /// Units of a chunk.
     pub(crate) chunk_units: u32,
     /// Chunks that hold the first parts of the stream, or will: granted ahead.
     pub(crate) ahead: Vec<u32>,
     /// See [`parts`]: the same for all transfers between the same regions.
-    pub(crate) parts: Bytes,
-    /// The slots of each set, as the target sees them.
-    pub(crate) sets: Vec<Arc<[SlotPair]>>,
+    pub(crate) parts: &'a [u8],
+    /// The slots of each set, as the target sees them, in little-endian order.
+    pub(crate) sets: Vec<&'a [[u8; 4]]>,
 }
 
 /// The parts of a transfer, without slots, each with the number of the set that has them.
@@ -33,29 +33,34 @@ pub(crate) fn parts(shapes: &[Shape], regions: &[RegionId], of_shape: &[usize]) 
 }
 
 /// Reads what [`parts`] has written.
-pub(crate) fn parse_parts(bytes: &Bytes) -> Option<Vec<(PartDescription, u32)>> {
-    postcard::from_bytes(&bytes.0).ok()
+pub(crate) fn parse_parts(bytes: &[u8]) -> Option<Vec<(PartDescription, u32)>> {
+    postcard::from_bytes(bytes).ok()
 }
 
-impl DeviceDescription {
-    /// A description as bytes. `sets` are the pairs of each set.
-    pub(crate) fn encode(chunk_units: u32, ahead: &[u32], parts: &Bytes, sets: &[&[SlotPair]]) -> Vec<u8> {
-        let slots = |pairs: &&[SlotPair]| {
-            let slots: Vec<u32> = pairs.iter().map(|pair| pair.remote.to_le()).collect();
-            Bytes(slots.as_bytes().to_vec())
-        };
-        let sets: Vec<Bytes> = sets.iter().map(slots).collect();
-        postcard::to_allocvec(&(chunk_units, ahead, parts, sets)).expect("a plain structure has an encoding")
-    }
+/// A description as bytes. `sets` are the pairs of each set.
+pub(crate) fn encode(chunk_units: u32, ahead: &[u32], parts: &Bytes, sets: &[Arc<[SlotPair]>]) -> Vec<u8> {
+    let slots = |pairs: &Arc<[SlotPair]>| {
+        let slots: Vec<u32> = pairs.iter().map(|pair| pair.remote.to_le()).collect();
+        Bytes(slots.as_bytes().to_vec())
+    };
+    let sets: Vec<Bytes> = sets.iter().map(slots).collect();
+    postcard::to_allocvec(&(chunk_units, ahead, parts, sets)).expect("a plain structure has an encoding")
+}
 
-    pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
-        let (chunk_units, ahead, parts, sets): (u32, Vec<u32>, Bytes, Vec<Bytes>) = postcard::from_bytes(bytes).ok()?;
-        let pairs = |slots: &Bytes| {
-            let (slots, []) = slots.0.as_chunks::<4>() else { return None };
-            Some(slots.iter().map(|slot| SlotPair { local: 0, remote: u32::from_le_bytes(*slot) }).collect())
+impl<'a> DeviceDescription<'a> {
+    pub(crate) fn parse(bytes: &'a [u8]) -> Option<Self> {
+        let (chunk_units, ahead, parts, sets): (u32, Vec<u32>, &[u8], Vec<&[u8]>) = postcard::from_bytes(bytes).ok()?;
+        let slots = |slots: &'a [u8]| match slots.as_chunks::<4>() {
+            (slots, []) => Some(slots),
+            _ => None,
         };
-        Some(Self { chunk_units, ahead, parts, sets: sets.iter().map(pairs).collect::<Option<_>>()? })
+        Some(Self { chunk_units, ahead, parts, sets: sets.into_iter().map(slots).collect::<Option<_>>()? })
     }
+}
+
+/// The slot of a set, as it is sent.
+pub(crate) fn slot(bytes: &[u8; 4]) -> u32 {
+    u32::from_le_bytes(*bytes)
 }
 
 #[cfg(test)]
@@ -73,13 +78,12 @@ mod tests {
         let pairs: Arc<[SlotPair]> = [(0, 9), (1, u32::MAX)].map(|(local, remote)| SlotPair { local, remote }).into();
         let shape = Shape { local: span, remote: span, pieces: Arc::new([piece]), pairs: pairs.clone() };
         let parts = parts(&[shape.clone(), shape], &[RegionId(3), RegionId(4)], &[1, 0]);
-        let bytes = DeviceDescription::encode(8, &[2, 600], &parts, &[&pairs, &[]]);
+        let bytes = encode(8, &[2, 600], &parts, &[pairs, Arc::new([])]);
         let found = DeviceDescription::parse(&bytes).unwrap();
-        assert_eq!((found.chunk_units, &found.ahead[..], &found.parts), (8, &[2, 600][..], &parts));
-        let remotes: Vec<Vec<u32>> =
-            found.sets.iter().map(|set| set.iter().map(|pair| pair.remote).collect()).collect();
+        assert_eq!((found.chunk_units, &found.ahead[..], found.parts), (8, &[2, 600][..], &parts.0[..]));
+        let remotes: Vec<Vec<u32>> = found.sets.iter().map(|set| set.iter().map(slot).collect()).collect();
         assert_eq!(remotes, [vec![9, u32::MAX], vec![]]);
-        let read = parse_parts(&found.parts).unwrap();
+        let read = parse_parts(found.parts).unwrap();
         assert_eq!(
             read.iter().map(|(part, set)| (part.region, *set)).collect::<Vec<_>>(),
             [(RegionId(3), 1), (RegionId(4), 0)]
@@ -93,7 +97,7 @@ mod tests {
         #[test]
         fn any_bytes_are_an_error_and_never_a_panic(bytes: Vec<u8>) {
             let _ = DeviceDescription::parse(&bytes);
-            let _ = parse_parts(&Bytes(bytes));
+            let _ = parse_parts(&bytes);
         }
     }
 }

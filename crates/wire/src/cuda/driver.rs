@@ -37,7 +37,6 @@ macro_rules! handles {
         // SAFETY: as above.
         unsafe impl Sync for $name {}
 
-        #[allow(dead_code, reason = "not every handle is ever none")]
         impl $name {
             pub(crate) const NONE: Self = Self(std::ptr::null_mut());
         }
@@ -175,6 +174,7 @@ functions! {
     memory_map = "cuMemMap"(address: DeviceAddress, bytes: usize, offset: usize, handle: AllocationHandle, flags: u64);
     memory_unmap = "cuMemUnmap"(address: DeviceAddress, bytes: usize);
     memory_set_access = "cuMemSetAccess"(address: DeviceAddress, bytes: usize, access: *const Access, count: usize);
+    memory_retain = "cuMemRetainAllocationHandle"(handle: *mut AllocationHandle, address: *mut c_void);
     memory_export = "cuMemExportToShareableHandle"(exported: *mut c_void, handle: AllocationHandle, kind: c_int, flags: u64);
     memory_import = "cuMemImportFromShareableHandle"(handle: *mut AllocationHandle, exported: *mut c_void, kind: c_int);
     pointer_attribute = "cuPointerGetAttribute"(value: *mut c_void, attribute: c_int, address: DeviceAddress);
@@ -193,6 +193,9 @@ functions! {
     stream_destroy = "cuStreamDestroy_v2"(stream: RawStream);
     stream_synchronize = "cuStreamSynchronize"(stream: RawStream);
     stream_wait = "cuStreamWaitEvent"(stream: RawStream, event: RawEvent, flags: c_uint);
+    event_create = "cuEventCreate"(event: *mut RawEvent, flags: c_uint);
+    event_destroy = "cuEventDestroy_v2"(event: RawEvent);
+    event_record = "cuEventRecord"(event: RawEvent, stream: RawStream);
     stream_query = "cuStreamQuery"(stream: RawStream);
     module_load = "cuModuleLoadData"(module: *mut RawModule, image: *const c_void);
     module_function = "cuModuleGetFunction"(function: *mut RawFunction, module: RawModule, name: *const c_char);
@@ -314,9 +317,12 @@ pub(crate) mod constant {
     pub(crate) const ATTRIBUTE_GPU_DIRECT: c_int = 110;
     pub(crate) const POINTER_MEMORY_KIND: c_int = 2;
     pub(crate) const POINTER_DEVICE: c_int = 9;
+    pub(crate) const POINTER_MAPPING_BYTES: c_int = 18;
+    pub(crate) const POINTER_MAPPING_BASE: c_int = 19;
     pub(crate) const MEMORY_DEVICE: u32 = 2;
     pub(crate) const HOST_PORTABLE_MAPPED: c_uint = 1 | 2;
     pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
+    pub(crate) const EVENT_NO_TIMING: c_uint = 2;
 }
 
 #[cfg(test)]

@@ -146,17 +146,6 @@ pub(crate) struct Numbering {
     pub(crate) units: u32,
 }
 
-/// The units of shapes that have been checked, whatever their places: what both ends of a stream compute alike. `None` if
-/// they cannot be numbered, which takes a terabyte.
-pub(crate) fn count_units<'a>(shapes: impl IntoIterator<Item = &'a Shape>) -> Option<u64> {
-    let mut units = 0u64;
-    for shape in shapes {
-        let of_pair: u64 = shape.pieces.iter().map(|piece| piece.bytes().div_ceil(UNIT_BYTES)).sum();
-        units = units.checked_add(of_pair.checked_mul(shape.pairs.len() as u64)?)?;
-    }
-    (units < NUMBERS_MAX).then_some(units)
-}
-
 /// Lays out the pieces of `placed`, whose sets are numbered from 0 on. `None` for what the kernel's numbers cannot hold.
 pub(crate) fn expand(mode: Mode, placed: &[Placed<'_>]) -> Option<Expansion> {
     let mut expansion = Expansion { entries: Vec::new(), starts: Vec::new(), sets: Vec::new() };
@@ -267,6 +256,17 @@ mod tests {
 
     const FROM: u64 = 1 << 40;
     const TO: u64 = 1 << 50;
+
+    /// The units of shapes that have been checked, whatever their places: what both ends of a stream compute alike. `None` if
+    /// they cannot be numbered, which takes a terabyte.
+    fn count_units<'a>(shapes: impl IntoIterator<Item = &'a Shape>) -> Option<u64> {
+        let mut units = 0u64;
+        for shape in shapes {
+            let of_pair: u64 = shape.pieces.iter().map(|piece| piece.bytes().div_ceil(UNIT_BYTES)).sum();
+            units = units.checked_add(of_pair.checked_mul(shape.pairs.len() as u64)?)?;
+        }
+        (units < NUMBERS_MAX).then_some(units)
+    }
 
     /// What the kernel copies in unit `unit`: (from, to, place in the unit's slab, bytes), word by word.
     fn unit(expansion: &Expansion, numbering: &Numbering, pairs: &[Pair], unit: u32) -> Vec<(u64, u64, u64, u64)> {

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::{Arc, OnceLock};
@@ -29,8 +29,11 @@ use crate::share::Share;
 /// How long either side waits for the other.
 const DEADLINE: Duration = Duration::from_secs(2);
 
+/// Allocations of one region, at most: as many descriptors as one message takes.
+pub(crate) const ALLOCATIONS_MAX: usize = 253;
+
 /// Descriptors of this process's allocations, by cookie.
-type Files = Arc<Mutex<BTreeMap<u128, OwnedFd>>>;
+type Files = Arc<Mutex<BTreeMap<u128, Arc<[OwnedFd]>>>>;
 
 /// The socket of this process, with the thread that answers.
 #[derive(Debug)]
@@ -39,29 +42,36 @@ struct Server {
     files: Files,
 }
 
-/// An allocation that peers can have while this lives. What they have by then is theirs.
+/// Allocations that peers can have while this lives. What they have by then is theirs.
 #[derive(Debug)]
 pub(crate) struct Export {
     server: &'static Server,
     control: Share,
-    mapped_bytes: u64,
+    mapped_bytes: Vec<u64>,
+    offset: u64,
 }
 
-/// Offers an allocation of `mapped_bytes`. `None` if the system has no sockets or files for it: then it stays private.
-pub(crate) fn offer(file: OwnedFd, mapped_bytes: u64) -> Option<Export> {
+/// Offers allocations, each with its length, in which a region starts at `offset`. `None` if the system has no sockets or files
+/// for it: then they stay private.
+pub(crate) fn offer(allocations: Vec<(OwnedFd, u64)>, offset: u64) -> Option<Export> {
+    if allocations.len() > ALLOCATIONS_MAX {
+        return None;
+    }
     static SERVER: OnceLock<Option<Server>> = OnceLock::new();
     let server = SERVER
         .get_or_init(|| Server::start().inspect_err(|error| tracing::warn!(%error, "GPU memory is not shared")).ok())
         .as_ref()?;
     let control = Share::create(usize::try_from(CONTROL_BYTES).ok()?, Pages::default())?;
-    server.files.lock().insert(control.card()?.cookie(), file);
-    Some(Export { server, control, mapped_bytes })
+    let (files, mapped_bytes): (Vec<OwnedFd>, Vec<u64>) = allocations.into_iter().unzip();
+    server.files.lock().insert(control.card()?.cookie(), files.into());
+    Some(Export { server, control, mapped_bytes, offset })
 }
 
 impl Export {
     pub(crate) fn card(&self) -> Option<ExportCard> {
         let control = self.control.card()?;
-        Some(ExportCard { socket: self.server.socket, mapped_bytes: self.mapped_bytes, control })
+        let (socket, mapped_bytes) = (self.server.socket, self.mapped_bytes.clone());
+        Some(ExportCard { socket, mapped_bytes, offset: self.offset, control })
     }
 
     /// Tells peers that the memory is no longer registered.
@@ -102,7 +112,7 @@ fn name_of(socket: u128) -> String {
     format!("kvferry-{socket:032x}")
 }
 
-/// Gives the descriptor that is asked for. Who asks for another gets none.
+/// Gives the descriptors that are asked for. Who asks for others gets none.
 fn answer(mut stream: UnixStream, files: &Files) -> io::Result<()> {
     stream.set_read_timeout(Some(DEADLINE))?;
     stream.set_write_timeout(Some(DEADLINE))?;
@@ -111,12 +121,10 @@ fn answer(mut stream: UnixStream, files: &Files) -> io::Result<()> {
     }
     let mut cookie = [0; 16];
     stream.read_exact(&mut cookie)?;
-    let file = match files.lock().get(&u128::from_le_bytes(cookie)) {
-        Some(file) => file.try_clone()?,
-        None => return Err(io::ErrorKind::NotFound.into()),
-    };
-    let descriptors = [file.as_fd()];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let found = files.lock().get(&u128::from_le_bytes(cookie)).cloned();
+    let files = found.ok_or(io::Error::from(io::ErrorKind::NotFound))?;
+    let descriptors: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(ALLOCATIONS_MAX))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)) {
         return Err(io::ErrorKind::OutOfMemory.into());
@@ -125,13 +133,13 @@ fn answer(mut stream: UnixStream, files: &Files) -> io::Result<()> {
     Ok(())
 }
 
-/// Asks the owner for the descriptor. `None` if it does not give it: it is on another host, in another container, another
-/// user's, gone, or has freed the memory.
-pub(crate) fn fetch(card: &ExportCard) -> Option<OwnedFd> {
+/// Asks the owner for the descriptors, one for each length of the card. `None` if it does not give them: it is on another host,
+/// in another container, another user's, gone, or has freed the memory.
+pub(crate) fn fetch(card: &ExportCard) -> Option<Vec<OwnedFd>> {
     ask(card).inspect_err(|error| tracing::debug!(%error, "GPU memory of a peer is out of reach")).ok()
 }
 
-fn ask(card: &ExportCard) -> io::Result<OwnedFd> {
+fn ask(card: &ExportCard) -> io::Result<Vec<OwnedFd>> {
     // Not to wait in `connect` for an owner that has stopped accepting.
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -142,14 +150,15 @@ fn ask(card: &ExportCard) -> io::Result<OwnedFd> {
     stream.set_write_timeout(Some(DEADLINE))?;
     stream.write_all(&card.control.cookie().to_le_bytes())?;
     let mut byte = [0];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(ALLOCATIONS_MAX))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     rustix::net::recvmsg(&stream, &mut [IoSliceMut::new(&mut byte)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
-    let mut files = ancillary.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+    let files = ancillary.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(files) => Some(files),
         _ => None,
     });
-    files.next().ok_or(io::ErrorKind::NotFound.into())
+    let files: Vec<OwnedFd> = files.flatten().collect();
+    if files.len() == card.mapped_bytes.len() { Ok(files) } else { Err(io::ErrorKind::NotFound.into()) }
 }
 
 #[cfg(test)]
@@ -167,17 +176,33 @@ mod tests {
 
     #[test]
     fn a_descriptor_is_given_to_who_knows_its_cookie_while_it_is_offered() {
-        let (one, inode) = file();
-        let export = offer(one, 4096).unwrap();
+        let (mut allocations, mut inodes) = (Vec::new(), Vec::new());
+        for bytes in [4096, 8192, 4096] {
+            let (file, inode) = file();
+            allocations.push((file, bytes));
+            inodes.push(inode);
+        }
+        let export = offer(allocations, 100).unwrap();
         let card = export.card().unwrap();
-        let fetched = std::fs::File::from(fetch(&card).unwrap());
-        assert_eq!(fetched.metadata().unwrap().ino(), inode);
-        let other = offer(file().0, 4096).unwrap().card().unwrap(); // and no longer offered
+        assert_eq!((&card.mapped_bytes[..], card.offset), (&[4096, 8192, 4096][..], 100));
+        let fetched: Vec<std::fs::File> = fetch(&card).unwrap().into_iter().map(Into::into).collect();
+        let of_fetched = || fetched.iter().map(|file| file.metadata().unwrap().ino()).collect::<Vec<_>>();
+        assert_eq!(of_fetched(), inodes);
+        let other = offer(vec![(file().0, 4096)], 0).unwrap().card().unwrap(); // and no longer offered
         assert!(fetch(&other).is_none());
-        assert!(fetch(&ExportCard { control: other.control, ..card }).is_none());
-        assert!(fetch(&ExportCard { socket: card.socket ^ 1, ..card }).is_none());
+        assert!(fetch(&ExportCard { control: other.control, ..card.clone() }).is_none());
+        assert!(fetch(&ExportCard { socket: card.socket ^ 1, ..card.clone() }).is_none());
+        assert!(fetch(&ExportCard { mapped_bytes: vec![4096], ..card.clone() }).is_none());
         drop(export);
         assert!(fetch(&card).is_none());
-        assert_eq!(fetched.metadata().unwrap().ino(), inode, "what was given is the receiver's");
+        assert_eq!(of_fetched(), inodes, "what was given is the receiver's");
+    }
+
+    #[test]
+    fn as_many_descriptors_as_are_offered_are_given() {
+        let many = |count| (0..count).map(|_| (file().0, 4096)).collect();
+        let export = offer(many(ALLOCATIONS_MAX), 0).unwrap();
+        assert_eq!(fetch(&export.card().unwrap()).unwrap().len(), ALLOCATIONS_MAX);
+        assert!(offer(many(ALLOCATIONS_MAX + 1), 0).is_none());
     }
 }

@@ -1,5 +1,6 @@
 //! GPU memory of a peer, mapped here. It stays valid when the peer dies: the import holds the allocation.
 
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
 use crate::cuda::card::ExportCard;
@@ -13,6 +14,8 @@ use crate::share::Mapped;
 #[derive(Debug)]
 pub(crate) struct Imported {
     mapping: Mapping,
+    /// Where in it the region starts.
+    offset: u64,
     /// Whose memory it is.
     pub(crate) gpu: [u8; 16],
     bytes: u64,
@@ -47,15 +50,19 @@ impl Imported {
         if let Some(known) = known.filter(|known| known.bytes == bytes) {
             return Ok(known);
         }
-        if bytes > card.mapped_bytes {
+        let whole = card.mapped_bytes.iter().try_fold(0u64, |sum, bytes| sum.checked_add(*bytes));
+        if card.offset.checked_add(bytes).zip(whole).is_none_or(|(end, whole)| end > whole) {
             return Err(NotImported::NotOffered);
         }
         let control = Mapped::open(&card.control, CONTROL_BYTES).ok_or(NotImported::NotOffered)?;
-        let file = export::fetch(card).ok_or(NotImported::NotOffered)?;
-        let handle = Handle::import(gpu, &file).map_err(NotImported::Refused)?;
-        let length = usize::try_from(card.mapped_bytes).map_err(|_| NotImported::NotOffered)?;
-        let mapping = Mapping::new(gpu, &handle, length).map_err(NotImported::Refused)?;
-        let imported = Arc::new(Self { mapping, gpu: owner, bytes, control });
+        let files = export::fetch(card).ok_or(NotImported::NotOffered)?;
+        let allocation = |(file, bytes): (&OwnedFd, &u64)| {
+            let bytes = usize::try_from(*bytes).map_err(|_| NotImported::NotOffered)?;
+            Ok((Handle::import(gpu, file).map_err(NotImported::Refused)?, bytes))
+        };
+        let allocations = files.iter().zip(&card.mapped_bytes).map(allocation).collect::<Result<Vec<_>, _>>()?;
+        let mapping = Mapping::new(gpu, &allocations).map_err(NotImported::Refused)?;
+        let imported = Arc::new(Self { mapping, offset: card.offset, gpu: owner, bytes, control });
         let mut imports = gpu.imports.lock();
         imports.retain(|_, import| import.strong_count() > 0);
         imports.insert(cookie, Arc::downgrade(&imported));
@@ -63,7 +70,7 @@ impl Imported {
     }
 
     pub(crate) fn base(&self) -> DeviceAddress {
-        self.mapping.base
+        self.mapping.base + self.offset
     }
 
     /// Whether the owner still has the memory registered.

@@ -13,8 +13,9 @@ use crate::cuda::description;
 use crate::cuda::driver::DeviceAddress;
 use crate::cuda::expand::{Mode, Placed};
 use crate::cuda::gpu::Gpu;
-use crate::cuda::queue::{Queue, Template};
-use crate::inbox::message::{Bytes, Refusal};
+use crate::cuda::queue::Queue;
+use crate::cuda::template::Template;
+use crate::inbox::message::Refusal;
 use crate::pieces::{Shape, SlotPair};
 use crate::region::{Region, RegionId};
 
@@ -32,8 +33,8 @@ pub(crate) struct Incoming {
 
 /// The parts of a peer's transfers, with all that does not depend on their slots.
 pub(crate) struct Known {
-    /// Without pairs of slots, each with the number of its set.
-    pub(crate) shapes: Vec<(Shape, usize)>,
+    /// The highest slot of each part that is inside of its region, if there is one, and the number of its set.
+    pub(crate) limits: Vec<(Option<u64>, usize)>,
     /// The regions, in the order in which the parts name them, each with where the GPU has it.
     regions: Vec<(RegionId, DeviceAddress)>,
     pub(crate) template: Rc<Template>,
@@ -45,8 +46,8 @@ impl Incoming {
     }
 
     /// What these bytes describe, and the regions, to be held: as they are registered now.
-    pub(crate) fn look_up(&self, context: &Context, parts: &Bytes) -> Result<(Rc<Known>, Vec<Region>), Refusal> {
-        let known = self.known.borrow().get(&parts.0).cloned();
+    pub(crate) fn look_up(&self, context: &Context, parts: &[u8]) -> Result<(Rc<Known>, Vec<Region>), Refusal> {
+        let known = self.known.borrow().get(parts).cloned();
         if let Some(known) = known
             && let Some(regions) = known.regions(context, self.queue.borrow().gpu())
         {
@@ -54,22 +55,23 @@ impl Incoming {
         }
         let (known, regions) = self.read(context, parts)?;
         let known = Rc::new(known);
-        if parts.0.len() > KNOWN_BYTES_MAX {
+        if parts.len() > KNOWN_BYTES_MAX {
             return Ok((known, regions));
         }
         let mut all = self.known.borrow_mut();
         if all.len() >= KNOWN_MAX {
             all.clear();
         }
-        all.insert(parts.0.clone(), known.clone());
+        all.insert(parts.to_vec(), known.clone());
         Ok((known, regions))
     }
 
-    fn read(&self, context: &Context, parts: &Bytes) -> Result<(Known, Vec<Region>), Refusal> {
+    fn read(&self, context: &Context, parts: &[u8]) -> Result<(Known, Vec<Region>), Refusal> {
         let parts = description::parse_parts(parts).ok_or(Refusal::Unreadable)?;
         let mut queue = self.queue.borrow_mut();
         let none: Arc<[SlotPair]> = Arc::new([]);
         let (mut shapes, mut places) = (Vec::with_capacity(parts.len()), Vec::with_capacity(parts.len()));
+        let mut limits = Vec::with_capacity(parts.len());
         let (mut regions, mut held) = (Vec::new(), Vec::<Region>::new());
         for (part, (claim, set)) in parts.iter().enumerate() {
             // Parts of one region follow each other.
@@ -84,10 +86,11 @@ impl Incoming {
                 return Err(Refusal::Unreadable);
             };
             let shape = Shape { pairs: none.clone(), ..claim.shape(region.bytes()) };
-            // The pieces alone: the template is made of them.
-            shape.check(part).map_err(|_| Refusal::Unreadable)?;
+            let set = usize::try_from(*set).map_err(|_| Refusal::Unreadable)?;
+            let (_, highest) = shape.check_pieces(part).map_err(|_| Refusal::Unreadable)?;
+            limits.push((highest.map(|(_, remote)| remote), set));
             places.push(*place);
-            shapes.push((shape, usize::try_from(*set).map_err(|_| Refusal::Unreadable)?));
+            shapes.push((shape, set));
         }
         let placed: Vec<Placed<'_>> = shapes
             .iter()
@@ -95,7 +98,7 @@ impl Incoming {
             .map(|((shape, set), place)| Placed { shape, from: 0, to: *place, set: *set })
             .collect();
         let template = queue.template(Mode::Scatter, &placed).map_err(|_| Refusal::Busy)?.ok_or(Refusal::Unreadable)?;
-        Ok((Known { shapes, regions, template }, held))
+        Ok((Known { limits, regions, template }, held))
     }
 }
 

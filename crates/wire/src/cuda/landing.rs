@@ -17,11 +17,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::address::InboxCard;
-use crate::cuda::copy::pair_sets;
-use crate::cuda::description::{self, DeviceDescription};
+use crate::cuda::description;
 use crate::cuda::desk::Desk;
 use crate::cuda::driver::CudaError;
-use crate::cuda::expand::{Mode, Placed, UNIT_BYTES, count_units};
+use crate::cuda::expand::{Mode, UNIT_BYTES};
 use crate::cuda::imported::Imported;
 use crate::cuda::kernel::CHUNKS;
 use crate::cuda::queue::{Prepared, Queue, Ticket};
@@ -34,6 +33,7 @@ use crate::inbox::source::refusal;
 use crate::raw::Put;
 use crate::region::{Region, RegionId};
 use crate::route::Route;
+use crate::stage::stage;
 use crate::transfer::{Direction, Work};
 
 /// Launches at a time. One keeps the link busy while the next is launched.
@@ -43,7 +43,7 @@ const GATHERING_MAX: usize = 8;
 const STAGED_MAX: usize = 8;
 
 /// Launches of one transfer, at least, if it has so many chunks: so that gathering and scattering overlap.
-const LAUNCHES_MIN: u64 = 4;
+const LAUNCHES_MIN: u64 = 8;
 
 /// A peer's slab, mapped here.
 #[derive(Clone, Debug)]
@@ -80,6 +80,8 @@ pub(crate) struct DeviceFilling {
     /// Chunks that were ever granted, those ahead included.
     granted: u64,
     next_index: u64,
+    /// Taken by lanes in turn: the next begins while the last multiprocessors are busy with the one before.
+    launches: usize,
     chunk_count: u64,
     gathering: VecDeque<Gathering>,
     sending: Vec<Sending>,
@@ -149,14 +151,9 @@ impl DeviceFilling {
             // SAFETY: the event is live, as whoever posted it promised.
             unsafe { owner.wait_for(ready.raw()) }.map_err(failed)?;
         }
-        let (sets, of_shape) = pair_sets(&work.shapes);
-        let gpu = owner.gpu();
-        let placed = (work.shapes.iter().zip(&work.locals).zip(&of_shape))
-            .map(|((shape, local), set)| Ok(Placed { shape, from: local.device_address(gpu)?, to: 0, set: *set }));
-        let placed: Vec<Placed<'_>> = placed.collect::<Result<_, _>>().map_err(failed)?;
         let unavailable = PutError::RouteUnavailable { route: way.route() };
-        let template = owner.template(Mode::Gather, &placed).map_err(failed)?.ok_or(unavailable)?;
-        let prepared = owner.prepare(&template, &sets).map_err(failed)?.ok_or(unavailable)?;
+        let template = owner.template_of(Mode::Gather, work.parts(), None).map_err(failed)?.ok_or(unavailable)?;
+        let prepared = owner.prepare(&template, &work.sets).map_err(failed)?.ok_or(unavailable)?;
         drop(owner);
         let units_max = |bytes: u32| u32::try_from(u64::from(bytes) / UNIT_BYTES).unwrap_or(0);
         let room = units_max(way.card().chunk_bytes);
@@ -168,7 +165,6 @@ impl DeviceFilling {
         if chunk_units == 0 || !numbered {
             return Err(unavailable);
         }
-        debug_assert_eq!(count_units(&work.shapes), Some(u64::from(prepared.units())));
         let chunk_count = u64::from(prepared.units().div_ceil(chunk_units));
         let batch = match &way {
             Way::Slab(_) => usize::try_from(chunk_count / LAUNCHES_MIN).unwrap_or(CHUNKS).clamp(1, CHUNKS),
@@ -188,6 +184,7 @@ impl DeviceFilling {
             ahead: Vec::new(),
             credits: VecDeque::new(),
             next_index: 0,
+            launches: 0,
             chunk_count,
             gathering: VecDeque::new(),
             sending: Vec::new(),
@@ -224,6 +221,7 @@ impl DeviceFilling {
     /// The next chunks that may be filled. Any others are not taken: a chunk that is filled twice holds two parts of the stream.
     pub(crate) fn granted(&mut self, before: u64, chunks: &[u32]) {
         if before == self.granted {
+            stage!("granted");
             if self.batch > 1 && self.granted == self.ahead.len() as u64 {
                 // What is granted at first is most of what there will be at a time: half of it is filled while the other half
                 // is emptied.
@@ -308,7 +306,9 @@ impl DeviceFilling {
                 self.stop(error);
                 return None;
             }
+            stage!("begun");
             self.describe(desk);
+            stage!("described");
         }
         let stepped = self.take_gathered(desk).and_then(|()| self.tell_delivered(desk)).and_then(|()| self.fill(desk));
         if let Err(error) = stepped {
@@ -319,19 +319,18 @@ impl DeviceFilling {
 
     fn describe(&mut self, desk: &mut Desk<'_>) {
         let Some(prepared) = &self.prepared else { return };
-        let (sets, of_shape) = pair_sets(&self.work.shapes);
         let mut described = prepared.template().described.borrow_mut();
         let regions = self.work.remotes.iter().map(|remote| remote.id);
         let parts = match &*described {
             Some((known, parts)) if known.iter().copied().eq(regions.clone()) => parts.clone(),
             _ => {
                 let regions: Vec<RegionId> = regions.collect();
-                let parts = Rc::new(description::parts(&self.work.shapes, &regions, &of_shape));
+                let parts = Rc::new(description::parts(&self.work.bare, &regions, &self.work.set_of));
                 *described = Some((regions, parts.clone()));
                 parts
             }
         };
-        let description = DeviceDescription::encode(self.chunk_units, &self.ahead, &parts, &sets);
+        let description = description::encode(self.chunk_units, &self.ahead, &parts, &self.work.sets);
         let total_bytes = u32::try_from(description.len()).unwrap_or(u32::MAX); // refused by the target if it is so long
         let slab = matches!(self.way, Way::Slab(_));
         for bytes in description.chunks(DESCRIBE_BYTES) {
@@ -353,6 +352,7 @@ impl DeviceFilling {
                 staged.into_iter().for_each(|slot| desk.outbox.put_back(slot.number));
                 return Err(failed(error));
             }
+            stage!("gathered");
             self.moved_units += u64::from(units);
             match (&self.way, staged) {
                 (Way::Staged { inbox, key }, Some(slot)) => {
@@ -423,7 +423,7 @@ impl DeviceFilling {
             };
             // SAFETY: the slots were checked against their regions, the chunks against the mapping, which has a card's bytes and
             // whose chunks are of so many units, or taken from the outbox; `self` holds both until the kernel has ended.
-            let launched = unsafe { queue.launch(prepared, first, units, place) };
+            let launched = unsafe { queue.launch(prepared, (first, units), place, self.launches) };
             let ticket = match launched {
                 Ok(ticket) => ticket,
                 Err(error) => {
@@ -431,6 +431,7 @@ impl DeviceFilling {
                     return Err(failed(error));
                 }
             };
+            self.launches += 1;
             self.gathering.push_back(Gathering { ticket, index: self.next_index, chunks, units, staged });
             self.credits.drain(..count);
             self.next_index += count as u64;

@@ -3,7 +3,8 @@
 //! What this crate allocates is virtual memory management's: an allocation that is exported as a file descriptor and
 //! outlives its owner where a peer has imported it. Memory of `cudaMalloc` has only CUDA IPC, which is deadly: measured on
 //! two H200s, 200 ms after the owner was killed the next kernel of the process that had mapped it failed, and its context was
-//! lost. Hence such memory is never mapped by a peer; it is reached through a slab.
+//! lost. Hence such memory is never mapped by a peer; it is reached through a slab. Memory of the caller's that is made of such
+//! allocations too (PyTorch's expandable segments, pools of inference engines) is exported as ours is, if it was created for it.
 //!
 //! # Safety
 //!
@@ -34,8 +35,8 @@ pub(crate) struct DeviceMemory {
 enum Owner {
     /// The mapping and, unless the system refused it, what peers are given.
     Mapping { _mapping: Mapping, export: Option<Export> },
-    /// The caller; held, not used.
-    Caller { _owner: Arc<dyn Any + Send + Sync> },
+    /// The caller; held, not used. What peers are given, if the memory is made of allocations that can be.
+    Caller { _owner: Arc<dyn Any + Send + Sync>, export: Option<Export> },
 }
 
 impl DeviceMemory {
@@ -51,13 +52,14 @@ impl DeviceMemory {
         // SAFETY: `properties` is complete; `handle` receives the allocation.
         unsafe { gpu.driver.memory_create(&raw mut handle, whole, &raw const properties, 0) }?;
         let handle = Handle { gpu: gpu.clone(), handle };
-        let mapping = Mapping::new(gpu, &handle, whole)?;
-        let file = handle.export()?;
-        drop((handle, entered)); // the mapping and the descriptor keep the allocation
+        let allocations = [(handle, whole)];
+        let mapping = Mapping::new(gpu, &allocations)?;
+        let file = allocations[0].0.export()?;
+        drop((allocations, entered)); // the mapping and the descriptor keep the allocation
         let base = mapping.base;
         // SAFETY: the range was mapped above, for this device to write.
         gpu.wait_for(|driver, stream| unsafe { driver.fill(base, 0, length, stream) })?;
-        let export = export::offer(file, whole as u64);
+        let export = export::offer(vec![(file, whole as u64)], 0);
         Ok(Self { gpu: gpu.clone(), base, bytes, owner: Owner::Mapping { _mapping: mapping, export } })
     }
 
@@ -91,7 +93,8 @@ impl DeviceMemory {
             }
         }
         drop(entered);
-        Ok(Self { gpu: gpu.clone(), base, bytes, owner: Owner::Caller { _owner: owner } })
+        let export = segments(gpu, base, end).and_then(|(first, files)| export::offer(files, base - first));
+        Ok(Self { gpu: gpu.clone(), base, bytes, owner: Owner::Caller { _owner: owner, export } })
     }
 
     pub(crate) fn base(&self) -> DeviceAddress {
@@ -105,17 +108,15 @@ impl DeviceMemory {
     /// How peers reach the memory.
     pub(crate) fn card(&self) -> DeviceCard {
         let export = match &self.owner {
-            Owner::Mapping { export, .. } => export.as_ref().and_then(Export::card),
-            Owner::Caller { .. } => None,
+            Owner::Mapping { export, .. } | Owner::Caller { export, .. } => export.as_ref().and_then(Export::card),
         };
         DeviceCard { gpu: self.gpu.uuid, export }
     }
 
     /// Tells peers that map the memory that it is no longer registered.
     pub(crate) fn withdraw(&self) {
-        if let Owner::Mapping { export: Some(export), .. } = &self.owner {
-            export.withdraw();
-        }
+        let (Owner::Mapping { export, .. } | Owner::Caller { export, .. }) = &self.owner;
+        export.iter().for_each(Export::withdraw);
     }
 
     fn at(&self, offset: u64, bytes: usize) -> Result<DeviceAddress, RegionError> {
@@ -143,6 +144,32 @@ impl DeviceMemory {
     }
 }
 
+/// The allocations that the caller has mapped from the one that holds `base` up to `end`, and where the first is mapped. `None`
+/// unless all of them can be exported: memory of `cudaMalloc` cannot, nor what was created without asking for it.
+fn segments(gpu: &Arc<Gpu>, base: DeviceAddress, end: DeviceAddress) -> Option<(DeviceAddress, Vec<(OwnedFd, u64)>)> {
+    let _entered = gpu.enter().ok()?;
+    let mut found: Option<(DeviceAddress, Vec<(OwnedFd, u64)>)> = None;
+    let mut next = base;
+    while next < end {
+        let handle = Handle::of(gpu, next).ok()?;
+        let attribute = |which| {
+            let mut value = 0u64;
+            // SAFETY: a number of 64 bits is what the attribute is.
+            let asked = unsafe { gpu.driver.pointer_attribute((&raw mut value).cast(), which, next) };
+            asked.ok().map(|()| value)
+        };
+        let (first, bytes) = (attribute(constant::POINTER_MAPPING_BASE)?, attribute(constant::POINTER_MAPPING_BYTES)?);
+        let behind = first.checked_add(bytes).filter(|behind| first <= next && *behind > next)?;
+        let (_, segments) = found.get_or_insert_with(|| (first, Vec::new()));
+        if segments.len() >= export::ALLOCATIONS_MAX {
+            return None;
+        }
+        segments.push((handle.export().ok()?, bytes));
+        next = behind;
+    }
+    found
+}
+
 /// An allocation, whatever maps it.
 #[derive(Debug)]
 pub(crate) struct Handle {
@@ -160,6 +187,16 @@ impl Handle {
         let descriptor = std::ptr::without_provenance_mut(usize::try_from(file.as_raw_fd()).unwrap_or(usize::MAX));
         // SAFETY: the driver checks what the descriptor is and does not keep it.
         unsafe { gpu.driver.memory_import(&raw mut handle, descriptor, constant::HANDLE_POSIX) }?;
+        Ok(Self { gpu: gpu.clone(), handle })
+    }
+
+    /// The one that is mapped at an address.
+    fn of(gpu: &Arc<Gpu>, address: DeviceAddress) -> Result<Self, CudaError> {
+        let _entered = gpu.enter()?;
+        let mut handle = 0;
+        let at = std::ptr::without_provenance_mut(usize::try_from(address).unwrap_or(0));
+        // SAFETY: the driver looks the address up, and refuses what is not mapped so; `handle` receives a count of the allocation.
+        unsafe { gpu.driver.memory_retain(&raw mut handle, at) }?;
         Ok(Self { gpu: gpu.clone(), handle })
     }
 
@@ -182,26 +219,32 @@ impl Drop for Handle {
     }
 }
 
-/// An allocation at an address of this process, for its device to read and write.
+/// Allocations at addresses of this process that follow each other, for its device to read and write.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     gpu: Arc<Gpu>,
     pub(crate) base: DeviceAddress,
     bytes: usize,
-    mapped: bool,
+    /// Lengths of those that are mapped.
+    mapped: Vec<usize>,
 }
 
 impl Mapping {
-    /// Maps all `bytes` of an allocation, a multiple of the granularity.
-    pub(crate) fn new(gpu: &Arc<Gpu>, handle: &Handle, bytes: usize) -> Result<Self, CudaError> {
+    /// Maps all bytes of each allocation, multiples of the granularity that are no more than an address space.
+    pub(crate) fn new(gpu: &Arc<Gpu>, allocations: &[(Handle, usize)]) -> Result<Self, CudaError> {
         let _entered = gpu.enter()?;
+        let bytes = allocations.iter().map(|(_, bytes)| *bytes).sum();
         let mut base = 0;
         // SAFETY: `base` receives a range of addresses that nothing else has.
         unsafe { gpu.driver.address_reserve(&raw mut base, bytes, 0, 0, 0) }?;
-        let mut mapping = Self { gpu: gpu.clone(), base, bytes, mapped: false };
-        // SAFETY: the range was reserved above; the driver checks that the allocation has so many bytes.
-        unsafe { gpu.driver.memory_map(base, bytes, 0, handle.handle, 0) }?;
-        mapping.mapped = true;
+        let mut mapping = Self { gpu: gpu.clone(), base, bytes, mapped: Vec::new() };
+        let mut at = base;
+        for (handle, bytes) in allocations {
+            // SAFETY: inside of the range that was reserved above; the driver checks that the allocation has so many bytes.
+            unsafe { gpu.driver.memory_map(at, *bytes, 0, handle.handle, 0) }?;
+            mapping.mapped.push(*bytes);
+            at += *bytes as u64;
+        }
         let access = Access { location: gpu.location(), flags: constant::ACCESS_READ_WRITE };
         // SAFETY: the range was mapped above.
         unsafe { gpu.driver.memory_set_access(base, bytes, &raw const access, 1) }?;
@@ -212,9 +255,11 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         let Ok(_entered) = self.gpu.enter() else { return };
-        if self.mapped {
+        let mut at = self.base;
+        for bytes in &self.mapped {
             // SAFETY: mapped in `new`. Whoever copies through the range holds the mapping until its kernels have ended.
-            let _ = unsafe { self.gpu.driver.memory_unmap(self.base, self.bytes) };
+            let _ = unsafe { self.gpu.driver.memory_unmap(at, *bytes) };
+            at += *bytes as u64;
         }
         // SAFETY: reserved in `new`, and nothing is mapped there any more.
         let _ = unsafe { self.gpu.driver.address_free(self.base, self.bytes) };

@@ -33,7 +33,9 @@ pub(crate) struct Carriers {
 
 impl Carriers {
     pub(crate) fn start(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
-        let (outgoing, incoming) = (Queue::new(gpu)?, Queue::new(gpu)?);
+        // Two kernels beside each other take twice the multiprocessors for a while, which not everybody wants.
+        let lanes = if gpu.options.sm_blocks.is_none() { 2 } else { 1 };
+        let (outgoing, incoming) = (Queue::new(gpu, lanes)?, Queue::new(gpu, 1)?);
         Ok(Self { outgoing: Rc::new(RefCell::new(outgoing)), incoming: Rc::new(Incoming::new(incoming)) })
     }
 

@@ -9,16 +9,15 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use crate::context::Context;
-use crate::cuda::description::DeviceDescription;
+use crate::cuda::description::{DeviceDescription, slot};
 use crate::cuda::expand::UNIT_BYTES;
 use crate::cuda::incoming::Incoming;
 use crate::cuda::kernel::CHUNKS;
 use crate::cuda::queue::{Prepared, Queue, Ticket};
 use crate::cuda::slab::Slab;
-use crate::error::TransferError;
 use crate::inbox::message::Refusal;
-use crate::pieces::HighestSlots;
 use crate::region::Region;
+use crate::stage::stage;
 
 /// Where a transfer's chunks go.
 pub(crate) struct Scatterer {
@@ -45,24 +44,23 @@ impl Scatterer {
         bytes: &[u8],
         chunk_bytes: u32,
     ) -> Result<Self, Refusal> {
+        stage!("description heard");
         let description = DeviceDescription::parse(bytes).ok_or(Refusal::Unreadable)?;
         let chunk_units = description.chunk_units;
         if chunk_units == 0 || u64::from(chunk_units) * UNIT_BYTES > u64::from(chunk_bytes) {
             return Err(Refusal::Unreadable);
         }
-        let (known, regions) = incoming.look_up(context, &description.parts)?;
-        let highest: Vec<HighestSlots> = description.sets.iter().map(|pairs| HighestSlots::of(pairs)).collect();
-        for (part, (shape, set)) in known.shapes.iter().enumerate() {
-            let pairs = description.sets.get(*set).ok_or(Refusal::Unreadable)?;
-            shape.check_pairs(part, pairs, highest[*set]).map_err(|error| match error {
-                TransferError::OutsideRemote { .. } => Refusal::Outside { part },
-                _ => Refusal::Unreadable,
-            })?;
+        let (known, regions) = incoming.look_up(context, description.parts)?;
+        let highest: Vec<Option<u32>> = description.sets.iter().map(|slots| slots.iter().map(slot).max()).collect();
+        for (part, (limit, set)) in known.limits.iter().enumerate() {
+            let highest = highest.get(*set).ok_or(Refusal::Unreadable)?;
+            let inside = highest.is_none_or(|highest| limit.is_some_and(|limit| u64::from(highest) <= limit));
+            inside.then_some(()).ok_or(Refusal::Outside { part })?;
         }
-        let sets: Vec<&[_]> = description.sets.iter().map(|pairs| &**pairs).collect();
-        let prepared = incoming.queue.borrow_mut().prepare(&known.template, &sets);
+        let prepared = incoming.queue.borrow_mut().prepare(&known.template, &description.sets);
         let prepared = prepared.map_err(|_| Refusal::Busy)?.ok_or(Refusal::Unreadable)?;
         let (queue, ahead) = (incoming.queue.clone(), description.ahead);
+        stage!("description checked");
         Ok(Self { prepared: Some(prepared), _regions: regions, queue, chunk_units, ahead })
     }
 
@@ -85,6 +83,7 @@ impl Scatterer {
         chunks: &[u32],
         index: u64,
     ) -> Option<Scattering> {
+        stage!("chunks heard");
         let prepared = self.prepared.as_ref()?;
         let first = u32::try_from(index * u64::from(self.chunk_units)).ok()?;
         let units = u32::try_from(chunks.len()).ok().and_then(|count| count.checked_mul(self.chunk_units));
@@ -99,9 +98,10 @@ impl Scatterer {
         let ticket = place.and_then(|place| {
             // SAFETY: the slots were checked against their regions in `check`, the chunks are the inbox's; the value holds all
             // of it.
-            unsafe { queue.launch(prepared, first, units, place) }
+            unsafe { queue.launch(prepared, (first, units), place, 0) }
         });
         let ticket = ticket.inspect_err(|error| tracing::error!(%error, "a chunk was not scattered")).ok()?;
+        stage!("scattering");
         Some(Scattering { ticket: Some(ticket), whose: self.clone(), _inbox: inbox.clone() })
     }
 }
@@ -126,6 +126,7 @@ impl Scattering {
                 None
             }
             Some(result) => {
+                stage!("scattered");
                 Some(result.inspect_err(|error| tracing::error!(%error, "a chunk was not scattered")).is_ok())
             }
         }

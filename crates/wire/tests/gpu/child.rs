@@ -18,6 +18,8 @@ pub(crate) enum Kind {
     /// GPU memory of `cudaMalloc`.
     Callers,
     Host,
+    /// GPU memory of several allocations, as a framework's pool that grows.
+    Segments,
     /// Host memory that no other process maps.
     CallersHost,
 }
@@ -161,6 +163,12 @@ impl Kind {
             Self::Allocated => context.allocate_device(bytes).unwrap(),
             Self::Callers => {
                 let base = Framework::on(device).allocate(bytes);
+                // SAFETY: the memory is never freed.
+                unsafe { context.register_device(base, bytes, Arc::new(())) }.unwrap()
+            }
+            Self::Segments => {
+                // Not from the start of the first.
+                let base = Framework::on(device).allocate_segments(bytes + 4096) + 4096;
                 // SAFETY: the memory is never freed.
                 unsafe { context.register_device(base, bytes, Arc::new(())) }.unwrap()
             }

@@ -9,8 +9,14 @@ use kvferry_wire::{Context, ContextOptions, Version};
 fn what_arrives_is_right_over_a_driver_that_is_none() {
     let directory = tempfile::tempdir().unwrap();
     kvferry_fake_cuda::install(directory.path()).unwrap();
-    let mut tests =
-        vec!["lists::land", "lists::are_copied", "right::landing_in_a_slab", "right::two_sources", "right::from_"];
+    let mut tests = vec![
+        "lists::land",
+        "lists::are_copied",
+        "lists::are_pulled",
+        "right::landing_in_a_slab",
+        "right::two_sources",
+        "right::from_",
+    ];
     if Context::open(&ContextOptions::default()).unwrap().ucx_version() >= Version::new(1, 16, 0) {
         tests.push("lists::are_staged"); // older ones make messages of puts, hence have no staged route for GPU memory
     }

@@ -36,6 +36,43 @@ impl Framework {
         base
     }
 
+    /// Memory of allocations of the least size that can be exported, one behind the other. Never freed.
+    pub(crate) fn allocate_segments(&self, bytes: u64) -> u64 {
+        /// `CUmemAllocationProp` and `CUmemAccessDesc`, by their words: pinned, as descriptors, on a device.
+        type Properties = [i32; 8];
+        let mut device = 0;
+        let current = self.find::<unsafe extern "C" fn(*mut c_int) -> c_int>("cuCtxGetDevice");
+        // SAFETY: `device` receives the number.
+        assert_eq!(unsafe { current(&raw mut device) }, 0);
+        let properties: Properties = [1, 1, 1, device, 0, 0, 0, 0];
+        let mut step = 0usize;
+        let granularity = self.find::<unsafe extern "C" fn(*mut usize, *const Properties, c_int) -> c_int>(
+            "cuMemGetAllocationGranularity",
+        );
+        // SAFETY: `step` receives the number.
+        assert_eq!(unsafe { granularity(&raw mut step, &raw const properties, 1) }, 0);
+        let whole = (bytes as usize).next_multiple_of(step);
+        let mut base = 0u64;
+        let reserve =
+            self.find::<unsafe extern "C" fn(*mut u64, usize, usize, u64, u64) -> c_int>("cuMemAddressReserve");
+        // SAFETY: `base` receives the address.
+        assert_eq!(unsafe { reserve(&raw mut base, whole, 0, 0, 0) }, 0);
+        let create = self.find::<unsafe extern "C" fn(*mut u64, usize, *const Properties, u64) -> c_int>("cuMemCreate");
+        let map = self.find::<unsafe extern "C" fn(u64, usize, usize, u64, u64) -> c_int>("cuMemMap");
+        let access = self.find::<unsafe extern "C" fn(u64, usize, *const [i32; 3], usize) -> c_int>("cuMemSetAccess");
+        for at in (0..whole).step_by(step) {
+            let mut handle = 0;
+            // SAFETY: `handle` receives the allocation.
+            assert_eq!(unsafe { create(&raw mut handle, step, &raw const properties, 0) }, 0);
+            // SAFETY: inside of what was reserved.
+            assert_eq!(unsafe { map(base + at as u64, step, 0, handle, 0) }, 0);
+        }
+        let description = [1, device, 3];
+        // SAFETY: the range is mapped.
+        assert_eq!(unsafe { access(base, whole, &raw const description, 1) }, 0);
+        base
+    }
+
     /// A stream that waits for no other.
     pub(crate) fn stream(&self) -> *mut c_void {
         let mut stream = ptr::null_mut();

@@ -1,12 +1,13 @@
 //! Explicit lists between memory of all kinds: the library's and the caller's, of GPUs and of hosts, mixed in one list.
 
-use kvferry_wire::{List, Region, RemoteRegion, Route, RouteReason, Run};
+use kvferry_wire::{List, Region, RemoteRegion, Route, RouteReason, Run, TransferId};
 
 use crate::child::{Kind, Setup, Target};
 use crate::end::{End, pattern};
 use crate::plan::Random;
 
-const BYTES: u64 = 1 << 20;
+/// More than one allocation of a GPU has at the least.
+const BYTES: u64 = 3 << 20;
 
 /// Local region and place in it, remote region and place in it, length.
 type Listed = (usize, u64, usize, u64, u64);
@@ -18,7 +19,7 @@ fn runs(random: &mut Random, kinds: u64, align: u64) -> Vec<Listed> {
         let mut place = random.below(1000);
         loop {
             let bytes =
-                align * random.below(2 + 6000 / align) + if random.below(20) == 0 { random.below(16) } else { 0 };
+                align * random.below(2 + 18000 / align) + if random.below(20) == 0 { random.below(16) } else { 0 };
             if place + bytes > BYTES {
                 break;
             }
@@ -69,7 +70,7 @@ fn check(route: Option<Route>, transports: Option<&str>, from: &[Kind], to: &[Ki
     }
 }
 
-const ALL: [Kind; 4] = [Kind::Allocated, Kind::Callers, Kind::Host, Kind::CallersHost];
+const ALL: [Kind; 5] = [Kind::Allocated, Kind::Callers, Kind::Segments, Kind::Host, Kind::CallersHost];
 
 #[test]
 #[ignore = "needs CUDA"]
@@ -82,9 +83,44 @@ fn land_in_memory_of_all_kinds() {
 #[test]
 #[ignore = "needs CUDA"]
 fn are_copied_straight_where_all_is_mapped() {
-    let mapped = [Kind::Allocated, Kind::Host, Kind::Allocated, Kind::Host];
+    let mapped = [Kind::Allocated, Kind::Host, Kind::Segments, Kind::Segments, Kind::Host];
     check(Some(Route::Direct), None, &ALL, &mapped, (Route::Direct, RouteReason::Forced));
     check(None, None, &ALL, &mapped, (Route::Direct, RouteReason::TargetMapped));
+}
+
+/// The other way round: out of memory that is mapped here, by a kernel of this side.
+#[test]
+#[ignore = "needs CUDA"]
+fn are_pulled_where_all_is_mapped() {
+    let mapped = [Kind::Allocated, Kind::Host, Kind::Segments];
+    let mut target = Target::start(&Setup { kinds: mapped.to_vec(), ..Setup::new(BYTES) });
+    let end = End::start(None, None, 4096);
+    let locals: Vec<Region> = ALL.iter().map(|kind| kind.region(&end.context, 0, BYTES)).collect();
+    let endpoint = end.worker.connect(&target.address, target.epoch).unwrap();
+    let remotes: Vec<RemoteRegion> =
+        target.cards.iter().map(|card| end.worker.import(endpoint, card).unwrap()).collect();
+    let runs = runs(&mut Random(9), 3, 16);
+    for fill in [0x11, 0x77] {
+        target.fill(fill);
+        locals.iter().for_each(|region| region.write(0, &vec![0xee; BYTES as usize]).unwrap());
+        // Each run of the target to where it is from, by which no byte here is written twice.
+        let at = |base: u64, place: u64, bytes: u64| Run { address: base + place, bytes };
+        let here: Vec<Run> = runs.iter().map(|run| at(locals[run.2].base(), run.3, run.4)).collect();
+        let there: Vec<Run> = runs.iter().map(|run| at(target.cards[run.0].base, run.1, run.4)).collect();
+        let list = List::new(locals.clone(), remotes.clone(), &here, &there).unwrap();
+        end.worker.get(endpoint, TransferId(1), list.parts()).unwrap();
+        let stats = end.done().unwrap();
+        assert_eq!((stats.route, stats.reason), (Route::Direct, RouteReason::TargetMapped));
+        let mut expected = vec![vec![0xee; BYTES as usize]; locals.len()];
+        for run in &runs {
+            expected[run.2][run.3 as usize..][..run.4 as usize].fill(fill);
+        }
+        let mut found = vec![0; BYTES as usize];
+        for (region, expected) in locals.iter().zip(&expected) {
+            region.read(0, &mut found).unwrap();
+            assert!(found == *expected);
+        }
+    }
 }
 
 #[test]
