@@ -21,8 +21,9 @@ TIMEOUT = 60.0  # seconds
 
 
 def table(device: int, tokens: int) -> kvferry.PageTable:
+    slot_count = 2 * tokens // TOKENS_PER_BLOCK
     return kvferry.PageTable.from_config(
-        CONFIG, "tp1", 0, tokens_per_block=TOKENS_PER_BLOCK, dtype="bf16", slot_count=2 * tokens // TOKENS_PER_BLOCK, device=device
+        CONFIG, "tp1", 0, tokens_per_block=TOKENS_PER_BLOCK, dtype="bf16", slot_count=slot_count, device=device
     )
 
 
@@ -34,7 +35,8 @@ def cache(device: int, tokens: int) -> torch.Tensor:
 
 
 def slots(seed: int, tokens: int) -> torch.Tensor:
-    return torch.randperm(2 * tokens // TOKENS_PER_BLOCK, generator=torch.Generator().manual_seed(seed))[: tokens // TOKENS_PER_BLOCK]
+    blocks = tokens // TOKENS_PER_BLOCK
+    return torch.randperm(2 * blocks, generator=torch.Generator().manual_seed(seed))[:blocks]
 
 
 def rank(role: str, device: int, tokens: int, peer: Connection) -> None:
@@ -55,8 +57,8 @@ def rank(role: str, device: int, tokens: int, peer: Connection) -> None:
                 pool[own] = cache(device, tokens)
                 torch.cuda.synchronize()  # the bytes are there: only then are they sent
                 (sent,) = engine.send(link, request, [own.numpy()], tokens).wait(TIMEOUT)
-                rate = sent.nbytes / sent.elapsed / 1e9
-                print(f"request {request}: {sent.nbytes} B in {sent.elapsed * 1e3:.2f} ms by {sent.carried[0].route}, {rate:.0f} GB/s", flush=True)
+                ms, rate, route = sent.elapsed * 1e3, sent.nbytes / sent.elapsed / 1e9, sent.carried[0].route
+                print(f"request {request}: {sent.nbytes} B in {ms:.2f} ms by {route}, {rate:.0f} GB/s", flush=True)
             else:
                 engine.receive(link, request, [own.numpy()], tokens).wait(TIMEOUT)
                 assert torch.equal(pool[own], cache(device, tokens))

@@ -52,8 +52,8 @@ def prefill(peer: Connection, transports: str | None, requests: int) -> None:
             by_block[slots] = blocks.transpose(0, 2, 3, 4, 1, 5)
             (sent,) = engine.send(link, request, [slots], TOKENS).wait(TIMEOUT)
             if request in (0, requests - 1):
-                rate = sent.nbytes / sent.elapsed / 1e9
-                print(f"request {request}: {sent.nbytes} B in {sent.runs} runs by {sent.carried[0].route}, {rate:.2f} GB/s", flush=True)
+                rate, route = sent.nbytes / sent.elapsed / 1e9, sent.carried[0].route
+                print(f"request {request}: {sent.nbytes} B in {sent.runs} runs by {route}, {rate:.2f} GB/s", flush=True)
         peer.recv()  # decode has checked everything
 
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel;
 use kvferry_wire::{
-    Context, FRAME_PAYLOAD_BYTES_MAX, MemoryKind, Region, RegionCard, RegionId, Run, Side, Version, Worker,
+    Context, FRAME_PAYLOAD_BYTES_MAX, MemoryKind, Part, Piece, Region, RegionCard, RegionId, Run, Side, Version, Worker,
 };
 
 use crate::control::{self, Chore};
@@ -283,7 +283,7 @@ impl Agent {
         }
         let (from, to) = (from.of(here.len()), to.of(there.len()));
         let parts = kvferry_wire::List::pair(&here, &from, there, &to)?;
-        let bytes = from.iter().filter_map(|index| here.run_bytes(*index)).sum();
+        let bytes = parts.iter().map(bytes_of).fold(0, u64::saturating_add);
         let size = (bytes, from.len() as u64);
         let peer = (name.clone(), *epoch, *endpoint);
         Ok(Transfer::new(self.shared.clone(), operation, peer, parts, size, notification.map(<[u8]>::to_vec)))
@@ -397,6 +397,15 @@ impl Agent {
         state.names.get(name) == Some(&epoch)
             && state.peers.get(&epoch).and_then(crate::peer::Peer::endpoint) == Some(endpoint)
     }
+}
+
+/// Bytes of a part; the most there are for one that is refused when it is posted, because they do not fit the number.
+fn bytes_of(part: &Part) -> u64 {
+    let piece = |piece: &Piece| {
+        let [outer, inner] = piece.dims;
+        outer.count.saturating_mul(inner.count).saturating_mul(piece.run_bytes)
+    };
+    part.pieces.iter().map(piece).fold(0, u64::saturating_add).saturating_mul(part.pairs.len() as u64)
 }
 
 fn too_long(bytes: usize) -> RemoteError {

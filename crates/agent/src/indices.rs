@@ -17,7 +17,7 @@ pub enum Indices<'a> {
 }
 
 impl Indices<'_> {
-    /// As indices. A negative one becomes one that no list has, so that it is refused by its place.
+    /// As indices. One that does not fit becomes one that no list has, so that it is refused by its place.
     pub(crate) fn of(self, entries: usize) -> Vec<usize> {
         let none = usize::MAX;
         match self {

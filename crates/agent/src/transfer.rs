@@ -125,7 +125,7 @@ impl Transfer {
     /// [`PostError`]; nothing was sent.
     pub fn post(&self, notification: Option<&[u8]>) -> Result<State, PostError> {
         self.inner.post(notification)?;
-        Ok(self.state())
+        Ok(self.inner.known()) // a look would begin to copy
     }
 
     /// Where it stands. As cheap as reading a number, unless it is active: then a look may move it along.
@@ -223,12 +223,14 @@ impl Drop for Transfer {
 
 impl Inner {
     fn state(&self) -> State {
-        let mut status = self.status.load(Ordering::Acquire);
-        if status == ACTIVE {
+        if self.known() == State::Active {
             self.shared.progress();
-            status = self.status.load(Ordering::Acquire);
         }
-        match status {
+        self.known()
+    }
+
+    fn known(&self) -> State {
+        match self.status.load(Ordering::Acquire) {
             MADE => State::Made,
             DONE => State::Done,
             FAILED => State::Failed,

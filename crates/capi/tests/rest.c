@@ -31,7 +31,8 @@ typedef struct {
 } side;
 
 static kvf_table *table(void) {
-  kvf_table_options options = {.tokens_per_block = 16, .slot_count = SLOTS, .dtype = "bf16", .cells = "nhd", .pooling = "block_major"};
+  kvf_table_options options = {.tokens_per_block = 16, .slot_count = SLOTS, .dtype = "bf16", .cells = "nhd"};
+  options.pooling = "block_major";
   kvf_table *made, *read;
   OK(kvf_table_from_config(CONFIG, "tp1", 0, &options, &made));
   kvf_bytes json;
@@ -51,8 +52,8 @@ static void start(side *rank) {
   EXPECT(kvf_engine_start("{\"ranks\": 1}", NULL, &rank->engine) == KVF_ARGUMENT);
   EXPECT(kvf_engine_start("\xff", NULL, &rank->engine) == KVF_ARGUMENT && strstr(kvf_last_error(), "UTF-8"));
   EXPECT(kvf_engine_start(NULL, NULL, NULL) == KVF_ARGUMENT);
-  OK(kvf_engine_start(rank->source ? "{\"instance\": \"a\", \"patience_ms\": 20000}" : "{\"instance\": \"b\", \"patience_ms\": 20000}", NULL,
-                      &rank->engine));
+  const char *options = rank->source ? "{\"instance\": \"a\", \"patience_ms\": 20000}" : "{\"instance\": \"b\"}";
+  OK(kvf_engine_start(options, NULL, &rank->engine));
   kvf_bytes card;
   EXPECT(kvf_engine_card(rank->engine, &card) == KVF_PUBLISH);
   kvf_table *own = table();
@@ -81,7 +82,8 @@ static void start(side *rank) {
 
 static void *connect_rank(void *of) {
   side *rank = of;
-  OK(kvf_engine_connect(rank->engine, rank->source ? rank->card : rank->other, rank->source ? rank->other : rank->card, &rank->link));
+  kvf_instance *sources = rank->source ? rank->card : rank->other, *destinations = rank->source ? rank->other : rank->card;
+  OK(kvf_engine_connect(rank->engine, sources, destinations, &rank->link));
   return NULL;
 }
 

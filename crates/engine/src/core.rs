@@ -119,6 +119,7 @@ pub(crate) enum Action {
     /// Write a plan to a peer, and say something the moment that it has ended well. Ends with one call of
     /// [`Core::put_done`] or [`Core::put_refused`].
     Put {
+        ticket: Ticket,
         epoch: u64,
         put: PutId,
         plan: Plan,

@@ -103,3 +103,21 @@ fn parse<C: AsRef<[u8]>>(cards: impl IntoIterator<Item = C>) -> Result<BTreeMap<
     }
     Ok(parsed)
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_refused_and_none_is_a_panic(bytes: Vec<u8>) {
+            prop_assert!(InstanceCard::from_bytes(&bytes).is_err());
+            // Undamaged, and nonsense all the same: as a list of cards, and as a card.
+            let _ = InstanceCard::from_bytes(&card::seal(MAGIC, &bytes));
+            let of_one = InstanceCard::from_bytes(&card::seal(MAGIC, &vec![bytes]));
+            prop_assert!(matches!(of_one, Err(InstanceCardError::Card { place: 0, .. })), "{of_one:?}");
+        }
+    }
+}

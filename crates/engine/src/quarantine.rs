@@ -36,7 +36,7 @@ pub enum QuarantineReason {
     NoAnswer,
     /// The peer cannot be spoken to, and nothing proves that it is dead.
     Unreachable,
-    /// The peer has stopped, but its connection failed under a write that may be on its way still.
+    /// The peer has stopped, but its connection failed under puts of UCX's that may be on their way still.
     Unsettled,
 }
 

@@ -216,14 +216,16 @@ impl Shared {
                     tracing::error!(epoch, %error, "a message was not sent");
                 }
             }
-            Action::Put { epoch, put, plan, then, serial, inbox_only } => {
+            Action::Put { ticket, epoch, put, plan, then, serial, inbox_only } => {
                 let (Some(peer), Some(own)) = (state.peers.get_mut(&epoch), &state.published) else { return };
                 let (endpoint, parts) = (peer.endpoint, peer.parts(&own.table, &own.regions, &plan));
                 let permitted = Permitted { permit: Permit(serial.0), inbox_only };
                 let report = then.map(|message| message.encode());
+                self.telemetry.write_begun(ticket, put, peer.card.rank, plan.bytes());
                 let worker = self.workers().get(peer.worker);
                 let posted = worker.put_permitted(endpoint, TransferId(put.0), parts, permitted, report);
                 if let Err(error) = posted {
+                    self.telemetry.write_ended(put, None, "refused");
                     actions.extend(state.core.put_refused(Instant::now(), put, error));
                 }
             }
@@ -332,7 +334,11 @@ impl State {
                     let _ = asker.send(result); // whoever asked has given up
                     Vec::new()
                 }
-                None => self.core.put_done(now, PutId(transfer.0), result),
+                None => {
+                    let outcome = if result.is_ok() { "succeeded" } else { "failed" };
+                    telemetry.write_ended(PutId(transfer.0), result.as_ref().ok(), outcome);
+                    self.core.put_done(now, PutId(transfer.0), result)
+                }
             },
             _ => Vec::new(),
         }

@@ -19,7 +19,8 @@
 //!
 //! A recorder that is to see anything must be installed before [`Engine::start`](crate::Engine::start): an engine asks for
 //! its counters there, and without one keeps counters that do nothing. Spans are called `send` and `receive`, carry request,
-//! attempt and tokens, and are given bytes and outcome at the end, with one event for each peer.
+//! attempt and tokens, and are given bytes and outcome at the end, with one event for each peer. A send has one span, `write`, for
+//! each write to a destination rank, from when it is handed to the wire until all of it has arrived, or it has ended otherwise.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -34,7 +35,7 @@ use parking_lot::Mutex;
 use tracing::field::Empty;
 use tracing::{Span, debug, info_span};
 
-use crate::core::{Action, Handle, Ticket};
+use crate::core::{Action, Handle, PutId, Ticket};
 use crate::error::{RequestError, TransferError};
 use crate::message::{Message, RequestKey};
 use crate::report::{Received, Sent};
@@ -78,6 +79,8 @@ pub(crate) struct Telemetry {
 struct State {
     writes: HashMap<(Route, RouteReason), Writes>,
     under_way: HashMap<Handle, UnderWay>,
+    /// Spans of writes, if anybody looks at spans.
+    writing: HashMap<PutId, Span>,
     /// Slots of receives that have ended and are not quiet.
     quarantined: HashMap<RequestKey, usize>,
 }
@@ -129,6 +132,27 @@ impl Telemetry {
         let RequestKey { request, attempt } = ticket.key;
         let span = info_span!("send", request, attempt, ?tokens, bytes = Empty, outcome = Empty);
         self.begun(Handle::Send(ticket), UnderWay { posted, span, slots: 0 });
+    }
+
+    /// A write of a send leaves.
+    pub(crate) fn write_begun(&self, ticket: Ticket, put: PutId, destination: u32, bytes: u64) {
+        let mut state = self.state.lock();
+        let Some(UnderWay { span: send, .. }) = state.under_way.get(&Handle::Send(ticket)) else { return };
+        let span =
+            info_span!(parent: send, "write", destination, bytes, route = Empty, reason = Empty, outcome = Empty);
+        if !span.is_disabled() {
+            state.writing.insert(put, span);
+        }
+    }
+
+    /// A write has ended, or was refused.
+    pub(crate) fn write_ended(&self, put: PutId, stats: Option<&TransferStats>, outcome: &str) {
+        let Some(span) = self.state.lock().writing.remove(&put) else { return };
+        if let Some(stats) = stats {
+            span.record("route", tracing::field::display(stats.route));
+            span.record("reason", tracing::field::display(stats.reason));
+        }
+        span.record("outcome", outcome);
     }
 
     /// A receive into so many slots has been taken up, by a call that began at `posted`.

@@ -80,7 +80,7 @@ impl<R> Transfer<R> {
     }
 
     /// Gives the request up. It ends with [`TransferError::Cancelled`](crate::TransferError::Cancelled), unless it has ended
-    /// before. The slots are quiet when every peer has stopped.
+    /// before. The slots are quiet when every peer has stopped; of what comes through this side's inbox (landing, staged) at once.
     pub fn cancel(&self) {
         if let Some(engine) = self.engine.upgrade() {
             engine.cancel(self.handle);

@@ -245,6 +245,18 @@ unsafe extern "C" fn cuMemRetainAllocationHandle(handle: Place<u64>, address: *m
     retained.map_or(INVALID_VALUE, |retained| unsafe { put(handle, retained) })
 }
 
+/// UCX asks it.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemGetAddressRange_v2(base: Place<u64>, bytes: Place<usize>, address: u64) -> c_int {
+    let Some(found) = memory::with(|memory| memory.range_of(address).map(|(base, range)| (base, range.bytes))) else {
+        return INVALID_VALUE;
+    };
+    // SAFETY: `base` is a place for it.
+    let _ = unsafe { put(base, found.0) };
+    // SAFETY: so is `bytes`.
+    unsafe { put(bytes, found.1) }
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemAddressReserve(
     address: Place<u64>,

@@ -30,6 +30,7 @@ impl Describe for StartError {
             Self::Probe(source) => described.because(source.describe()),
             Self::Patience(patience) => described.with(fields!(patience)),
             Self::Resend { resend, patience } => described.with(fields!(resend, patience)),
+            Self::Workers { workers } => described.with(fields!(workers)),
             _ => described,
         }
     }
@@ -122,6 +123,7 @@ impl Describe for CardError {
             Self::Table(source) => described.because(source.describe()),
             Self::Layout(source) => described.because(source.describe()),
             Self::Regions { pools, regions } => described.with(fields!(pools, regions)),
+            Self::Workers { workers } => described.with(fields!(workers)),
             _ => described,
         }
     }

@@ -369,8 +369,9 @@ def test_options_have_the_librarys_names(tmp_path: os.PathLike[str], monkeypatch
     with kvferry.Engine(0, file=path, route="runs") as engine:
         options = engine.options
     assert (options["rank"], options["patience_ms"], options["route"]) == (0, 1500, "runs")
-    with kvferry.Engine(5, "x", resend=0.5, environment=False) as engine:
-        assert (engine.options["rank"], engine.options["resend_ms"], engine.options["route"]) == (5, 500, None)
+    with kvferry.Engine(5, "x", resend=0.5, workers=2, environment=False) as engine:
+        options = engine.options
+    assert (options["rank"], options["resend_ms"], options["workers"], options["route"]) == (5, 500, 2, None)
     with pytest.raises(kvferry.OptionsError) as caught:
         kvferry.Engine(file="/no/options.yaml")
     assert caught.value.kind == "Format" and caught.value.path == "/no/options.yaml"

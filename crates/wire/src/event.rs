@@ -39,7 +39,7 @@ impl TransferStats {
         postcard::to_extend(self, payload).expect("plain data in memory always encodes")
     }
 
-    /// Reads what [`Worker::put_permitted`](crate::Worker::put_then_report) has put at the end of a payload. `None`: it is
+    /// Reads what [`Worker::put_permitted`](crate::Worker::put_permitted) has put at the end of a payload. `None`: it is
     /// something else.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {

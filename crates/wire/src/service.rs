@@ -135,7 +135,10 @@ impl Service {
                 };
                 self.replies.extend(reply);
             }
-            Body::Bye => return self.answers.remove(&peer),
+            Body::Bye => {
+                self.inboxes().for_each(|inbox| inbox.farewell(peer));
+                return self.answers.remove(&peer);
+            }
             // What an inbox says is not said to one.
             Body::Grant { .. }
             | Body::Ahead { .. }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crossbeam::channel::Receiver;
 use kvferry_wire::{
-    Context, ContextOptions, EndpointId, Event, List, ListError, Part, Region, RemoteRegion, Route, Run, TransferId,
-    Worker,
+    Context, ContextOptions, EndpointId, Event, List, ListError, Part, Region, RemoteRegion, Route, Run, Side,
+    TransferId, Worker,
 };
 
 const BYTES: u64 = 100_000;
@@ -102,6 +102,38 @@ fn what_is_listed_moves_and_nothing_else() {
         check(&(0..runs().len()).collect::<Vec<_>>(), list.parts());
         check(&[], list.select(&[]).unwrap());
     }
+}
+
+/// Lists of one length in one region, which are kept apart from others: with neighbours, which are joined, and without.
+#[test]
+fn entries_that_are_all_alike_are_paired_as_others_are() {
+    const RUN: u64 = 1000;
+    let ends = Ends::start(None);
+    let runs = |region: &Region| -> Vec<Run> {
+        (0..BYTES / RUN).map(|run| Run { address: region.base() + run * RUN, bytes: RUN }).collect()
+    };
+    let local = Side::new(vec![ends.from[0].clone()], &runs(&ends.from[0])).unwrap();
+    let remote = Side::new(vec![ends.remotes[1]], &runs(&ends.to[1])).unwrap();
+    let mut expected = vec![vec![0; usize::try_from(BYTES).unwrap()]; 2];
+    for (from, to) in
+        [([3, 4, 5, 9], [7, 8, 9, 2]), ([50, 48, 46, 44], [1, 99, 0, 50]), ([8, 8, 2, 1], [20, 21, 22, 23])]
+    {
+        let moved = ends.put(List::pair(&local, &from, &remote, &to).unwrap());
+        for (from, to) in from.iter().zip(to) {
+            for byte in 0..RUN {
+                expected[1][to * usize::try_from(RUN).unwrap() + usize::try_from(byte).unwrap()] =
+                    pattern(0, *from as u64 * RUN + byte);
+            }
+        }
+        assert!(moved == 4 * RUN && ends.arrived() == expected, "{from:?} {to:?}");
+    }
+    let wrong = |from: &[usize], to: &[usize]| List::pair(&local, from, &remote, to).unwrap_err();
+    assert_eq!(wrong(&[1, 100], &[1, 2]), ListError::Index { place: 1, index: 100, entries: 100 });
+    assert_eq!(wrong(&[1, 2], &[usize::MAX, 2]), ListError::RemoteIndex { place: 0, index: usize::MAX, entries: 100 });
+    assert_eq!(wrong(&[1, 2], &[1]), ListError::Count { local: 2, remote: 1 });
+    let short = Side::new(vec![ends.remotes[1]], &[Run { address: ends.to[1].base(), bytes: 1 }]).unwrap();
+    let error = List::pair(&local, &[7], &short, &[0]).unwrap_err();
+    assert_eq!(error, ListError::Bytes { index: 0, local: RUN, remote: 1 });
 }
 
 #[test]

@@ -61,7 +61,7 @@ pub(crate) fn take(heading: &str) {
         ways.entry((pair[0].0, pair[1].0)).or_default().push(pair[1].1 - pair[0].1);
     }
     let most = ways.values().map(Vec::len).max().unwrap_or(0);
-    for ((from, to), mut times) in ways.into_iter().filter(|(_, times)| times.len() * 4 >= most && times.len() > 1) {
+    for ((from, to), mut times) in ways.into_iter().filter(|(_, times)| times.len() * 20 >= most && times.len() > 1) {
         times.sort_unstable();
         let at = |share: usize| times[(times.len() - 1) * share / 100].as_secs_f64() * 1e6;
         eprintln!("{heading}: {from} - {to}: {:.1} us (99th {:.1}), {} times", at(50), at(99), times.len());

@@ -69,7 +69,7 @@ impl Core {
                 let then = (last && part.sent.bytes == want.bytes).then(|| part.report(&send.note)).flatten();
                 part.told = then.is_some();
                 let (serial, inbox_only) = (want.about.serial, part.inbox_only);
-                actions.push(Action::Put { epoch, put, plan, then, serial, inbox_only });
+                actions.push(Action::Put { ticket, epoch, put, plan, then, serial, inbox_only });
             } else {
                 actions.push(Action::Sum { put, plan });
             }
@@ -100,7 +100,7 @@ impl Core {
         part.told = then.is_some();
         let (about, inbox_only) = (part.about(), part.inbox_only);
         self.arm_outgoing(ticket, epoch);
-        let put = about.map(|About { serial, .. }| Action::Put { epoch, put, plan, then, serial, inbox_only });
+        let put = about.map(|About { serial, .. }| Action::Put { ticket, epoch, put, plan, then, serial, inbox_only });
         put.into_iter().collect()
     }
 

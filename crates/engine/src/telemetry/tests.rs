@@ -8,7 +8,7 @@ use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use tracing_subscriber::fmt::format::FmtSpan;
 
 use super::*;
-use crate::core::LinkId;
+use crate::core::{LinkId, PutId};
 use crate::error::{PartError, PeerName, Phase};
 use crate::message::{CallId, Welcome};
 use crate::report::Times;
@@ -134,6 +134,11 @@ fn a_request_is_a_span_with_an_event_for_each_peer() {
     tracing::subscriber::with_default(subscriber, || {
         let telemetry = Telemetry::new();
         telemetry.send_begun(ticket(5), &(64..96), now);
+        telemetry.write_begun(ticket(5), PutId(1), 0, 100);
+        telemetry.write_begun(ticket(5), PutId(2), 1, 20);
+        telemetry.write_ended(PutId(2), None, "failed");
+        telemetry.write_ended(PutId(1), part(0, 100, Route::Direct).carried.first(), "succeeded");
+        telemetry.write_begun(ticket(7), PutId(3), 1, 20); // of nothing that is under way
         telemetry.sent(now, ticket(5), &Ok(vec![part(0, 100, Route::Direct), part(1, 20, Route::Staged)]));
         telemetry.receive_begun(key(6), &(0..32), 1, now);
         telemetry.received(now, key(6), &Err(error(6, TransferError::Cancelled)));
@@ -141,6 +146,9 @@ fn a_request_is_a_span_with_an_event_for_each_peer() {
     let text = String::from_utf8(log.0.lock().clone()).unwrap();
     let lines: Vec<&str> = text.lines().collect();
     let expected = [
+        "send{request=5 attempt=0 tokens=64..96}:write{destination=1 bytes=20 outcome=\"failed\"}: kvferry::telemetry: close",
+        "send{request=5 attempt=0 tokens=64..96}:write{destination=0 bytes=100 route=direct reason=the options ask for it \
+         outcome=\"succeeded\"}: kvferry::telemetry: close",
         "send{request=5 attempt=0 tokens=64..96 outcome=\"succeeded\"}: kvferry::telemetry: sent destination=0 bytes=100 \
          route=direct reason=the options ask for it",
         "send{request=5 attempt=0 tokens=64..96 outcome=\"succeeded\"}: kvferry::telemetry: sent destination=1 bytes=20 \

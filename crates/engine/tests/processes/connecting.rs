@@ -11,42 +11,64 @@ use crate::rank::{Rank, WAYS, key};
 const PATIENCE: Duration = Duration::from_secs(2);
 
 #[test]
-fn who_does_not_connect_is_named_in_time() {
+fn a_source_that_does_not_connect_is_named_in_time() {
+    who_does_not_connect_is_named_in_time(true);
+}
+
+#[test]
+fn a_destination_that_does_not_connect_is_named_in_time() {
+    who_does_not_connect_is_named_in_time(false);
+}
+
+/// `sends`: the other process is the source.
+fn who_does_not_connect_is_named_in_time(sends: bool) {
     for way in WAYS {
         for killed in [true, false] {
-            let (mut source, destination) = (Other::start(way, 0, PATIENCE), Rank::start(way, 0, PATIENCE));
-            let to = destination.card();
+            let (mut other, here) = (Other::start(way, 0, PATIENCE), Rank::start(way, 0, PATIENCE));
             if killed {
-                source.process.kill()
+                other.process.kill()
             } else {
-                source.process.stop()
+                other.process.stop()
             }
+            let cards = |other: &Other| {
+                let [here, other] = [here.card(), other.card.clone()];
+                if sends { [other, here] } else { [here, other] }
+            };
+            let [from, to] = cards(&other);
             let asked = Instant::now();
-            let error = destination.engine.connect(&source.card, &to).unwrap_err();
+            let error = here.engine.connect(&from, &to).unwrap_err();
             let took = asked.elapsed();
             println!("{way:?}, killed {killed}: {error} after {took:?}");
-            assert!(error.to_string().contains("source rank 0"), "{way:?}: {error}");
+            let name = if sends { "source rank 0" } else { "destination rank 0" };
+            assert!(error.to_string().contains(name), "{way:?}: {error}");
             assert!(killed || matches!(error, ConnectError::NoAnswer { .. }), "{way:?}: {error}");
             assert!(took < PATIENCE + Duration::from_secs(1), "{way:?}: {error} after {took:?}");
             if killed {
-                source = Other::start(way, 0, PATIENCE);
+                other = Other::start(way, 0, PATIENCE);
             } else {
-                source.process.go_on();
+                other.process.go_on();
             }
-            let from = source.card.clone();
-            let link = source.connect([&from, &to], || {
+            let [from, to] = cards(&other);
+            let link = other.connect([&from, &to], || {
                 let until = Instant::now() + 5 * PATIENCE;
                 loop {
-                    match destination.engine.connect(&from, &to) {
+                    match here.engine.connect(&from, &to) {
                         Ok(link) => break link,
                         Err(error) => assert!(Instant::now() < until, "{way:?}: {error}"),
                     }
                 }
             });
-            let receive = destination.receive(link, key(1, 0), &[3, 5]).unwrap();
-            source.send(key(1, 0), &[3, 5], 7).unwrap();
-            assert!(receive.wait(5 * PATIENCE).unwrap().is_ok(), "{way:?}");
-            assert!(destination.holds(&[3, 5], 7), "{way:?}");
+            if sends {
+                let receive = here.receive(link, key(1, 0), &[3, 5]).unwrap();
+                other.send(key(1, 0), &[3, 5], 7).unwrap();
+                assert!(receive.wait(5 * PATIENCE).unwrap().is_ok(), "{way:?}");
+                assert!(here.holds(&[3, 5], 7), "{way:?}");
+            } else {
+                other.receive(key(1, 0), &[3, 5]).unwrap();
+                let send = here.send(link, key(1, 0), &[3, 5]).unwrap();
+                assert!(send.wait(5 * PATIENCE).unwrap().is_ok(), "{way:?}");
+                assert_eq!(other.outcome(key(1, 0)), Ok(()), "{way:?}");
+            }
         }
     }
 }

@@ -39,6 +39,9 @@ use crate::transfer::{Direction, Work};
 /// Launches at a time. One keeps the link busy while the next is launched.
 const GATHERING_MAX: usize = 8;
 
+/// Chunks that a launch fills even where little was granted at first.
+const BATCH_MIN: usize = 4;
+
 /// Chunks of one transfer that are on their way over a network at a time, gathered or put.
 const STAGED_MAX: usize = 8;
 
@@ -225,7 +228,7 @@ impl DeviceFilling {
             if self.batch > 1 && self.granted == self.ahead.len() as u64 {
                 // What is granted at first is most of what there will be at a time: half of it is filled while the other half
                 // is emptied.
-                self.batch = self.batch.min(chunks.len().div_ceil(2)).max(1);
+                self.batch = self.batch.min(chunks.len().div_ceil(2).max(BATCH_MIN));
             }
             self.granted += chunks.len() as u64;
             self.credits.extend(chunks);

@@ -30,6 +30,8 @@ pub(crate) struct Lane {
     done: Done,
     /// Of the last kernel that was launched.
     number: u64,
+    /// What of the number of a job to stop the device has: no other job is given a number that looks the same.
+    stopped: u32,
     looks: u32,
     pub(crate) stream: Rc<Stream>, // last: everything above is freed on it
 }
@@ -37,7 +39,7 @@ pub(crate) struct Lane {
 impl Lane {
     pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
         let (done, stream) = (Done::new(gpu)?, Rc::new(Stream::new(gpu, gpu.options.urgent)?));
-        let mut lane = Self { progress: 0, done, number: 0, looks: 0, stream };
+        let mut lane = Self { progress: 0, done, number: 0, stopped: 0, looks: 0, stream };
         let _entered = gpu.enter()?;
         let raw = lane.stream.raw;
         // SAFETY: `progress` receives memory that the lane frees, on the same stream.
@@ -53,7 +55,10 @@ impl Lane {
     ///
     /// As [`kernel::launch`]; what the job says of numbers and progress is set here.
     pub(crate) unsafe fn launch(&mut self, mut job: Job, blocks_max: u32) -> Result<u64, CudaError> {
-        let number = self.number + 1;
+        let mut number = self.number + 1;
+        if compared(number) == self.stopped {
+            number += 1;
+        }
         (job.progress, job.done, job.number) = (self.progress, self.done.device, number);
         let Stream { gpu, raw } = &*self.stream;
         let entered = gpu.enter()?;
@@ -92,10 +97,9 @@ impl Lane {
     pub(crate) fn stop(&mut self, number: u64, aside: &Stream) -> Result<(), CudaError> {
         let Stream { gpu, raw } = aside;
         let _entered = gpu.enter()?;
-        #[allow(clippy::cast_possible_truncation, reason = "as the kernel compares")]
-        let number = number as u32;
+        self.stopped = compared(number);
         // SAFETY: the third number of `progress`, which kernels only read. One that ended before is not looked for any more.
-        unsafe { gpu.driver.fill_words(self.progress + STOP_OFFSET, number, 1, *raw) }
+        unsafe { gpu.driver.fill_words(self.progress + STOP_OFFSET, self.stopped, 1, *raw) }
     }
 
     /// What follows waits for `event`, which has been recorded.
@@ -109,6 +113,12 @@ impl Lane {
         // SAFETY: the caller's promise.
         unsafe { gpu.driver.stream_wait(*raw, event, 0) }
     }
+}
+
+/// What the kernel compares of a number.
+#[allow(clippy::cast_possible_truncation, reason = "that is what it does")]
+fn compared(number: u64) -> u32 {
+    number as u32
 }
 
 impl Drop for Lane {

@@ -82,6 +82,8 @@ struct Connection {
     held: usize,
     /// Chunks that it may write for the next one.
     ahead: BTreeSet<u32>,
+    /// The peer has said goodbye, and is granted nothing any more.
+    left: bool,
 }
 
 /// One transfer on its way in.
@@ -245,6 +247,12 @@ impl Inbox {
         InboxCard { region: self.region.card(), chunk_bytes: self.chunk_bytes }
     }
 
+    /// As a slab does.
+    #[cfg(test)]
+    pub(crate) fn granting_ahead(self, most: usize) -> Self {
+        Self { ahead_max: most, ..self }
+    }
+
     #[cfg(test)]
     pub(crate) fn region(&self) -> &Region {
         &self.region
@@ -260,6 +268,20 @@ impl Inbox {
         self.scatter_turns.push_back(peer);
         self.idle.push_back(peer);
         true
+    }
+
+    /// The peer has said goodbye: it has nothing under way into chunks that it was granted, and they go to others at once.
+    pub(crate) fn farewell(&mut self, peer: Peer) {
+        let Some(connection) = self.connections.get_mut(&peer) else { return };
+        connection.left = true;
+        let ahead = std::mem::take(&mut connection.ahead);
+        self.ahead -= ahead.len();
+        self.free.extend(ahead);
+        for stream in connection.streams.values_mut() {
+            let open = std::mem::take(&mut stream.open);
+            connection.held -= open.len();
+            self.free.extend(open);
+        }
     }
 
     /// Forgets a connection. What it was granted goes to others, so it must be certain that it writes no more: it said so,
@@ -563,7 +585,9 @@ impl Inbox {
         let mut grants: BTreeMap<(Peer, StreamId), (u64, Vec<u32>)> = BTreeMap::new();
         let most = self.chunks_per_connection;
         let wants = |connection: &Connection| {
-            connection.held < most && connection.streams.values().any(|stream| stream.granted < stream.chunk_count())
+            !connection.left
+                && connection.held < most
+                && connection.streams.values().any(|stream| stream.granted < stream.chunk_count())
         };
         while let Some((until, chunk)) = self.resting.front()
             && *until <= Instant::now()
@@ -600,7 +624,7 @@ impl Inbox {
             let wanted = share.saturating_sub(connection.ahead.len());
             let count = wanted.min(self.ahead_max - self.ahead).min(self.free.len());
             // What has begun meanwhile comes here again when it ends.
-            if count == 0 || !connection.streams.is_empty() || !connection.arriving.is_empty() {
+            if count == 0 || connection.left || !connection.streams.is_empty() || !connection.arriving.is_empty() {
                 continue;
             }
             let chunks = self.free.split_off(self.free.len() - count);

@@ -114,6 +114,29 @@ impl Source {
     }
 }
 
+/// Chunks are granted ahead to whoever is idle, as long as there are some, and those of a peer that leaves go to others at once.
+#[test]
+fn chunks_that_are_granted_ahead_come_back_when_their_peer_leaves() {
+    let context = context();
+    let mut inbox = Inbox::new(&context).unwrap().unwrap().granting_ahead(3);
+    let peer = |epoch| Peer { epoch, connection: ConnectionId(1) };
+    let ahead = |inbox: &mut Inbox| {
+        let chunks = |body| if let Body::Ahead { chunks } = body { chunks.len() } else { panic!("{body:?}") };
+        inbox.grant().into_iter().map(|(peer, body)| (peer.epoch, chunks(body))).collect::<Vec<_>>()
+    };
+    assert!(inbox.welcome(peer(1)));
+    assert_eq!(ahead(&mut inbox), [(1, 3)]);
+    assert!(inbox.welcome(peer(2)));
+    assert_eq!(ahead(&mut inbox), [], "none are left for it");
+    inbox.farewell(peer(1));
+    assert_eq!(ahead(&mut inbox), [], "who leaves is granted nothing");
+    inbox.forget(peer(1));
+    assert!(inbox.welcome(peer(3)));
+    assert_eq!(ahead(&mut inbox), [(3, 1)]);
+    assert!(inbox.welcome(peer(4)));
+    assert_eq!(ahead(&mut inbox), [(4, 1)]);
+}
+
 /// What becomes of a message on its way.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {

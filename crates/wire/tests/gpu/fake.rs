@@ -15,6 +15,7 @@ fn what_arrives_is_right_over_a_driver_that_is_none() {
         "lists::are_pulled",
         "right::landing_in_a_slab",
         "right::two_sources",
+        "right::between",
         "right::from_",
     ];
     if Context::open(&ContextOptions::default()).unwrap().ucx_version() >= Version::new(1, 16, 0) {

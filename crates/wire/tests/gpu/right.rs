@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kvferry_test_process::footprint;
-use kvferry_wire::{Context, CudaEvent, PutError, Route, RouteReason, TransferId};
+use kvferry_wire::{Context, ContextOptions, CudaEvent, CudaOptions, PutError, Route, RouteReason, TransferId, Worker};
 
 use crate::child::{Kind, Setup, Target};
 use crate::end::{End, pattern};
@@ -75,6 +75,30 @@ fn direct_to_a_gpu_that_this_process_does_not_see() {
     let mut target = Target::start(&Setup { device: 0, visible, ..Setup::new(BYTES) });
     let end = End::start(Some(Route::Direct), None, BYTES);
     check_sizes(&end, &mut target);
+}
+
+/// Both GPUs in one process, a worker each: what is mapped is mapped in the process that has it.
+#[test]
+#[ignore = "needs CUDA"]
+fn between_two_gpus_of_one_process() {
+    let cuda = Some(CudaOptions::new(crate::child::other_device()));
+    let context = Context::open(&ContextOptions { cuda, ..Default::default() }).unwrap();
+    let (worker, _events) = Worker::start(&context, 0xb).unwrap();
+    let target = context.allocate_device(BYTES).unwrap();
+    let mut expected = vec![0; BYTES as usize];
+    let shape = Shape::blocks(528, 3000, &mut Random(6));
+    for route in [Route::Direct, Route::Landing] {
+        let end = End::start(Some(route), None, BYTES);
+        let endpoint = end.worker.connect(worker.address(), worker.epoch()).unwrap();
+        let remote = end.worker.import(endpoint, &target.card()).unwrap();
+        target.write(0, &vec![0xee; BYTES as usize]).unwrap();
+        end.put(endpoint, vec![shape.part(&end.pool, remote)]).unwrap();
+        expected.fill(0xee);
+        shape.apply(&pattern(BYTES), &mut expected);
+        let mut found = vec![0; BYTES as usize];
+        target.read(0, &mut found).unwrap();
+        assert!(found == expected, "{route}");
+    }
 }
 
 #[test]

@@ -17,6 +17,7 @@ macro_rules! conformance {
             a_large_run_and_many_small_ones_arrive_whole
             one_byte_odd_lengths_and_odd_addresses_arrive_exactly
             what_moves_nothing_ends_well
+            prepared_parts_move_for_the_slots_of_each_transfer
             many_small_transfers_end_once_each_failures_among_them
         }
         $crate::suite::conformance! {

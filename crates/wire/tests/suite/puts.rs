@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use kvferry_wire::{Dim, Part, Piece, PutError, Region, RemoteRegion, RouteReason, SlotPair, TransferId};
+use kvferry_wire::{
+    Dim, Part, Piece, PutError, Region, RemoteRegion, RouteReason, SlotPair, TransferError, TransferId,
+};
 
 use super::end::{Way, bytes, filled, pair, pattern, side_by_side};
 
@@ -105,6 +107,44 @@ pub(crate) fn what_moves_nothing_ends_well(way: &Way) {
         let stats = a.done().1.unwrap();
         assert_eq!((stats.bytes, stats.runs, stats.reason), (0, 0, RouteReason::Empty), "{way:?}");
     }
+}
+
+/// Three parts of two sets. The pairs that they are prepared with are not looked at.
+pub(crate) fn prepared_parts_move_for_the_slots_of_each_transfer(way: &Way) {
+    const EACH: u64 = 100;
+    let [a, b] = pair(way);
+    let sent = pattern(3000);
+    let (source, target) = (filled(&a.context, &sent), b.context.allocate(3000).unwrap());
+    let remote = a.worker.import(a.to_peer, &target.card()).unwrap();
+    let of_set = [side_by_side((&source, 0), (remote, 0), EACH, 99), side_by_side((&source, 0), (remote, 0), EACH, 0)];
+    let part =
+        |part: u64, set: usize| Part { local_base: part * 1000, remote_base: part * 1000, ..of_set[set].clone() };
+    let prepared = a.worker.prepare(a.to_peer, vec![part(0, 0), part(1, 1), part(2, 0)]).unwrap();
+    assert_eq!(prepared.set_count(), 2);
+    let pairs = |pairs: &[(u32, u32)]| -> Arc<[SlotPair]> {
+        pairs.iter().map(|&(local, remote)| SlotPair { local, remote }).collect()
+    };
+    for (transfer, sets) in
+        [(0, [pairs(&[(0, 3), (9, 9)]), pairs(&[(4, 0)])]), (1, [pairs(&[]), pairs(&[(2, 7), (1, 1)])])]
+    {
+        let mut expected = vec![0xcc; 3000];
+        target.write(0, &expected).unwrap();
+        for (part, set) in [(0, 0), (1, 1), (2, 0)] {
+            for SlotPair { local, remote } in sets[set].iter() {
+                let at = |slot: u32| part * 1000 + slot as usize * EACH as usize;
+                let moved = &sent[at(*local)..][..EACH as usize];
+                expected[at(*remote)..][..EACH as usize].copy_from_slice(moved);
+            }
+        }
+        let count = (2 * sets[0].len() + sets[1].len()) as u64;
+        a.worker.put_prepared(TransferId(transfer), &prepared, sets.to_vec(), None).unwrap();
+        assert_eq!(a.done().1.unwrap().bytes, count * EACH, "{way:?}");
+        assert!(bytes(&target) == expected, "{way:?}");
+    }
+    let put = |sets| a.worker.put_prepared(TransferId(2), &prepared, sets, None).unwrap_err();
+    assert!(matches!(put(vec![pairs(&[])]), TransferError::Sets { sets: 1, prepared: 2 }));
+    let outside = put(vec![pairs(&[(0, 0), (0, 10)]), pairs(&[])]);
+    assert!(matches!(outside, TransferError::OutsideRemote { part: 2, pair: 1, slot: 10, .. }), "{outside:?}");
 }
 
 /// Each with its own place, a tenth of them cancelled, and more of them refused before they begin.
