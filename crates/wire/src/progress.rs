@@ -321,6 +321,7 @@ impl Progress {
         let look = self.looked.elapsed() >= LOOK_INTERVAL;
         if look {
             self.looked = Instant::now();
+            self.service.recover();
         }
         let failed = self.connections.iter().map(|(id, connection)| (*id, connection.failure(look)));
         for (id, status) in failed.filter(|(_, status)| *status != Status::OK).collect::<Vec<_>>() {

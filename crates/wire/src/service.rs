@@ -16,6 +16,7 @@ use crate::error::RegionError;
 use crate::inbox::message::{Body, Message, Refusal};
 use crate::inbox::target::{Inbox, Peer, Reply};
 use crate::permits::{Permit, Permits};
+use crate::process::Process;
 use crate::raw::{RawEndpoint, RawWorker};
 
 pub(crate) struct Service {
@@ -27,9 +28,18 @@ pub(crate) struct Service {
     permits: Arc<Permits>,
     /// What the GPU scatters with, if there is one.
     gpu: Option<Rc<Incoming>>,
-    answers: BTreeMap<Peer, RawEndpoint>,
+    answers: BTreeMap<Peer, Answer>,
+    /// Processes of this host whose connections have failed here, and which may not know yet: see [`forget`](Self::forget).
+    doubtful: BTreeMap<Peer, Process>,
     replies: Vec<Reply>,
     worker: Rc<RawWorker>, // last: the endpoints are its
+}
+
+/// What a source is answered through.
+struct Answer {
+    endpoint: RawEndpoint,
+    /// The source's process, if it is on this host.
+    process: Option<Process>,
 }
 
 impl Service {
@@ -48,6 +58,7 @@ impl Service {
             permits,
             gpu: gpu.cloned(),
             answers: BTreeMap::new(),
+            doubtful: BTreeMap::new(),
             replies: Vec::new(),
             worker: worker.clone(),
         })
@@ -95,7 +106,11 @@ impl Service {
                 }
                 if new {
                     match self.worker.connect(&card.ucx_address) {
-                        Ok(endpoint) => drop(self.answers.insert(peer, endpoint)),
+                        Ok(endpoint) => {
+                            let share = card.inbox.and_then(|inbox| inbox.region.share);
+                            let process = share.and_then(|share| share.owner());
+                            self.answers.insert(peer, Answer { endpoint, process });
+                        }
                         Err(_) => self.forget(peer),
                     }
                 }
@@ -137,7 +152,7 @@ impl Service {
             }
             Body::Bye => {
                 self.inboxes().for_each(|inbox| inbox.farewell(peer));
-                return self.answers.remove(&peer);
+                return self.answers.remove(&peer).map(|answer| answer.endpoint);
             }
             // What an inbox says is not said to one.
             Body::Grant { .. }
@@ -169,23 +184,32 @@ impl Service {
         busy |= !self.replies.is_empty();
         for (peer, body) in self.replies.drain(..) {
             if let Some(answer) = self.answers.get(&peer) {
-                connection::say(answer, sender, peer.epoch, Message { connection: peer.connection, body });
+                connection::say(&answer.endpoint, sender, peer.epoch, Message { connection: peer.connection, body });
             }
         }
         busy
     }
 
-    /// Endpoints whose peers are gone: to be closed, then forgotten.
+    /// Endpoints whose peers are gone, or out of reach: to be closed, then forgotten.
     pub(crate) fn take_failed(&mut self) -> Vec<(Peer, RawEndpoint)> {
-        let failed = self.answers.iter().filter(|(_, endpoint)| endpoint.failure() != Status::OK);
-        let failed: Vec<Peer> = failed.map(|(peer, _)| *peer).collect();
-        failed.into_iter().filter_map(|peer| self.answers.remove_entry(&peer)).collect()
+        let failed = self.take(|_, endpoint| endpoint.failure() != Status::OK);
+        let endpoint = |(peer, Answer { endpoint, process }): (Peer, Answer)| {
+            self.doubtful.extend(process.map(|process| (peer, process)));
+            (peer, endpoint)
+        };
+        failed.into_iter().map(endpoint).collect()
+    }
+
+    fn take(&mut self, which: impl Fn(&Peer, &RawEndpoint) -> bool) -> Vec<(Peer, Answer)> {
+        let these = self.answers.iter().filter(|(peer, answer)| which(peer, &answer.endpoint));
+        let these: Vec<Peer> = these.map(|(peer, _)| *peer).collect();
+        these.into_iter().filter_map(|peer| self.answers.remove_entry(&peer)).collect()
     }
 
     /// Endpoints that answer a dead peer: to be closed, then forgotten.
     pub(crate) fn take_of(&mut self, epoch: u64) -> Vec<(Peer, RawEndpoint)> {
-        let peers: Vec<Peer> = self.answers.keys().filter(|peer| peer.epoch == epoch).copied().collect();
-        peers.into_iter().filter_map(|peer| self.answers.remove_entry(&peer)).collect()
+        let dead = self.take(|peer, _| peer.epoch == epoch);
+        dead.into_iter().map(|(peer, answer)| (peer, answer.endpoint)).collect()
     }
 
     /// Whether anything of this peer may still be scattered.
@@ -194,11 +218,27 @@ impl Service {
     }
 
     pub(crate) fn take_all(&mut self) -> Vec<(Peer, RawEndpoint)> {
-        std::mem::take(&mut self.answers).into_iter().collect()
+        std::mem::take(&mut self.answers).into_iter().map(|(peer, answer)| (peer, answer.endpoint)).collect()
     }
 
-    /// The endpoint that answered `peer` is closed, so nothing that it was granted is written any more.
+    /// The endpoint that answered `peer` is closed, and what UCX wrote for the peer is over with it. A process of this host
+    /// copies by itself, for as long as its own end of the connection has not failed: what it may write is nobody's until it
+    /// is dead.
     pub(crate) fn forget(&mut self, peer: Peer) {
-        self.inboxes().for_each(|inbox| inbox.forget(peer));
+        if self.doubtful.get(&peer).is_some_and(|process| !process.has_ended()) {
+            self.inboxes().for_each(|inbox| inbox.lose(peer));
+        } else {
+            self.doubtful.remove(&peer);
+            self.inboxes().for_each(|inbox| inbox.forget(peer));
+        }
+    }
+
+    /// Takes back what was lost to processes that have died since. To be called now and then.
+    pub(crate) fn recover(&mut self) {
+        let dead = self.doubtful.iter().filter(|(_, process)| process.has_ended());
+        for peer in dead.map(|(peer, _)| *peer).collect::<Vec<_>>() {
+            self.doubtful.remove(&peer);
+            self.inboxes().for_each(|inbox| inbox.recover(peer));
+        }
     }
 }

@@ -27,6 +27,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::copy::Window;
 use crate::options::Pages;
+use crate::process::Process;
 
 /// Names of the files, before the cookie.
 const NAME: &str = "kvferry-";
@@ -47,13 +48,25 @@ pub(crate) struct ShareCard {
 }
 
 impl ShareCard {
-    /// The owner, by the number that it has on its host.
-    pub(crate) fn process(&self) -> u32 {
-        self.process
-    }
-
     pub(crate) fn cookie(&self) -> u128 {
         self.cookie
+    }
+
+    /// The owner, if it is on this host. The process is opened before its file is looked at: if it has the file then, it is the
+    /// one that was meant, and not another that got its number.
+    pub(crate) fn owner(&self) -> Option<Process> {
+        let process = Process::open(self.process)?;
+        self.is_there().then_some(process)
+    }
+
+    fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", self.process, self.descriptor)
+    }
+
+    /// Whether a file of the name is where this says.
+    fn is_there(&self) -> bool {
+        let name = rustix::fs::readlink(self.path(), Vec::new());
+        name.is_ok_and(|name| name.to_bytes().starts_with(format!("/memfd:{}", name_of(self.cookie)).as_bytes()))
     }
 }
 
@@ -93,14 +106,12 @@ impl Mapped {
     /// Maps a peer's file of `bytes`. `None` if it is not there: the peer runs on another host, in another container, as
     /// another user, or is gone.
     pub(crate) fn open(card: &ShareCard, bytes: u64) -> Option<Self> {
-        let path = format!("/proc/{}/fd/{}", card.process, card.descriptor);
         // The name is looked at before the file is opened: opening what is not ours could block, or have an effect.
-        let name = rustix::fs::readlink(&path, Vec::new()).ok()?;
-        if !name.to_bytes().starts_with(format!("/memfd:{}", name_of(card.cookie)).as_bytes()) {
+        if !card.is_there() {
             return None;
         }
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let file = rustix::fs::open(Path::new(&path), flags, Mode::empty()).ok()?;
+        let file = rustix::fs::open(Path::new(&card.path()), flags, Mode::empty()).ok()?;
         let sealed = rustix::fs::fcntl_get_seals(&file).ok()?.contains(SealFlags::SHRINK);
         let bytes = usize::try_from(bytes).ok()?;
         let size = usize::try_from(rustix::fs::fstat(&file).ok()?.st_size).ok()?;

@@ -27,7 +27,6 @@ use crate::helm::{Helm, Restless};
 use crate::listener::Listener;
 use crate::permits::{Permit, Permits, Permitted};
 use crate::pieces::SlotPair;
-use crate::process::Process;
 use crate::progress::{Command, Notice, Posted};
 use crate::region::{MemoryKind, Region, RegionCard};
 use crate::share::{Mapped, ShareCard};
@@ -191,14 +190,13 @@ impl Worker {
         Ok(region)
     }
 
-    /// What of a peer is on this host. The process is opened before its file is: if it has the file then, it is the one that
-    /// was meant, and not another that got its number.
+    /// What of a peer is on this host.
     fn look_for(&self, card: &WorkerCard) -> Neighbour {
         let Some((region, share)) = card.inbox.as_ref().and_then(|inbox| Some((&inbox.region, inbox.region.share?)))
         else {
             return Neighbour::default();
         };
-        let process = Process::open(share.process());
+        let process = share.owner();
         let inbox = Mapped::open(&share, region.bytes).map(Arc::new);
         // Whether it lives is worth knowing, also where the transports forbid to use its memory.
         let process = process.filter(|_| inbox.is_some());

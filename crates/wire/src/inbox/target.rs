@@ -61,6 +61,8 @@ pub(crate) struct Inbox {
     scattering: Vec<Pending>,
     /// Chunks of a slab whose writer is gone, and from when on they are free.
     resting: VecDeque<(Instant, u32)>,
+    /// Chunks that a peer may still write although nothing is heard of it any more.
+    lost: Vec<(Peer, Vec<u32>)>,
 }
 
 /// Chunks that the GPU is scattering. What it reads and writes is held here, whatever becomes of the connection.
@@ -240,6 +242,7 @@ impl Inbox {
             idle: VecDeque::new(),
             scattering: Vec::new(),
             resting: VecDeque::new(),
+            lost: Vec::new(),
         }
     }
 
@@ -251,6 +254,11 @@ impl Inbox {
     #[cfg(test)]
     pub(crate) fn granting_ahead(self, most: usize) -> Self {
         Self { ahead_max: most, ..self }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn free_chunks(&self) -> usize {
+        self.free.len()
     }
 
     #[cfg(test)]
@@ -287,21 +295,46 @@ impl Inbox {
     /// Forgets a connection. What it was granted goes to others, so it must be certain that it writes no more: it said so,
     /// or its endpoint is closed because it died.
     pub(crate) fn forget(&mut self, peer: Peer) {
-        let Some(connection) = self.connections.remove(&peer) else { return };
+        let opened = self.part_from(peer);
+        self.reclaim(opened);
+    }
+
+    /// Forgets a connection whose peer may still write what it was granted: that is nobody's until [`recover`](Self::recover).
+    pub(crate) fn lose(&mut self, peer: Peer) {
+        let opened = self.part_from(peer);
+        if !opened.is_empty() {
+            let (chunks, left) = (opened.len(), self.free.len());
+            tracing::warn!(epoch = peer.epoch, chunks, left, "a peer that lives may still write what it was granted");
+            self.lost.push((peer, opened));
+        }
+    }
+
+    /// A lost peer is certain not to write any more.
+    pub(crate) fn recover(&mut self, peer: Peer) {
+        let back: Vec<_> = self.lost.extract_if(.., |(of, _)| *of == peer).collect();
+        back.into_iter().for_each(|(_, chunks)| self.reclaim(chunks));
+    }
+
+    /// Ends a connection. Returns the chunks that its peer might write.
+    fn part_from(&mut self, peer: Peer) -> Vec<u32> {
+        let Some(connection) = self.connections.remove(&peer) else { return Vec::new() };
         self.ahead -= connection.ahead.len();
         let (opened, ready): (Vec<_>, Vec<_>) =
             connection.streams.into_values().map(|stream| (stream.open, stream.ready)).unzip();
-        let opened = opened.into_iter().chain([connection.ahead]).flatten();
-        if self.region.kind() == MemoryKind::Cuda {
-            let until = Instant::now() + REST;
-            self.resting.extend(opened.map(|chunk| (until, chunk)));
-        } else {
-            self.free.extend(opened);
-        }
         self.free.extend(ready.into_iter().flatten().flat_map(|(_, chunks)| chunks));
         self.grant_turns.retain(|other| *other != peer);
         self.scatter_turns.retain(|other| *other != peer);
         self.idle.retain(|other| *other != peer);
+        opened.into_iter().chain([connection.ahead]).flatten().collect()
+    }
+
+    fn reclaim(&mut self, chunks: Vec<u32>) {
+        if self.region.kind() == MemoryKind::Cuda {
+            let until = Instant::now() + REST;
+            self.resting.extend(chunks.into_iter().map(|chunk| (until, chunk)));
+        } else {
+            self.free.extend(chunks);
+        }
     }
 
     /// Whether a worker of this epoch has a connection here, or the GPU is still scattering what it had sent.

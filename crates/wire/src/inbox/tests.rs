@@ -137,6 +137,25 @@ fn chunks_that_are_granted_ahead_come_back_when_their_peer_leaves() {
     assert_eq!(ahead(&mut inbox), [(4, 1)]);
 }
 
+/// What a peer was granted that is out of reach but alive goes to nobody else before it is dead.
+#[test]
+fn chunks_that_a_lost_peer_may_write_are_nobodys() {
+    let context = context();
+    let mut inbox = Inbox::new(&context).unwrap().unwrap().granting_ahead(3);
+    let peer = |epoch| Peer { epoch, connection: ConnectionId(1) };
+    assert!(inbox.welcome(peer(1)));
+    let granted = inbox.grant();
+    let free = inbox.free_chunks();
+    inbox.lose(peer(1));
+    assert_eq!(inbox.free_chunks(), free, "{granted:?} may still be written");
+    inbox.recover(peer(2));
+    assert_eq!(inbox.free_chunks(), free, "that was another");
+    inbox.recover(peer(1));
+    assert_eq!(inbox.free_chunks(), free + 3);
+    inbox.recover(peer(1));
+    assert_eq!(inbox.free_chunks(), free + 3, "they come back once");
+}
+
 /// What becomes of a message on its way.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
