@@ -68,7 +68,7 @@ impl Engine {
         Ok(())
     }
 
-    /// This rank's card: opaque bytes, which become an [`InstanceCard`] with those of the instance's other ranks. `None` before
+    /// This rank's card: opaque bytes, which become an [`InstanceCard`](crate::InstanceCard) with those of the instance's other ranks. `None` before
     /// [`publish`](Self::publish).
     #[must_use]
     pub fn card(&self) -> Option<Vec<u8>> {
