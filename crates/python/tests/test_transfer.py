@@ -274,6 +274,15 @@ def test_other_threads_run_while_one_waits(connected: Pair) -> None:
 
 
 def test_an_interrupt_ends_a_wait(connected: Pair) -> None:
+    # What a shell starts in the background ignores interrupts, and so would this process.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        interrupt_waits(connected)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def interrupt_waits(connected: Pair) -> None:
     _, destination = connected
     receive = destination.engine.receive(destination.link, 1, [DESTINATION_SLOTS], TOKENS)
     began = time.monotonic()
