@@ -74,8 +74,9 @@ fn a_sender_is_killed_over_what_ucx_chooses() {
     kill_a_sender("");
 }
 
-/// Kills the receiver once a sender's first bytes have moved. Each sender says so and ends within its deadline.
-fn kill_the_receiver(transport: &str) {
+/// Kills the receiver once a sender's first bytes have moved. A sender that had more to move says so and ends within its
+/// deadline. Returns whether one had.
+fn killed_in_time(transport: &str) -> bool {
     let directory = tempfile::tempdir().unwrap();
     let meet = directory.path().display().to_string();
     let mut victim = rank("receiver", 0, &meet, transport);
@@ -85,11 +86,19 @@ fn kill_the_receiver(transport: &str) {
     victim.process.kill().unwrap();
     let killed = Instant::now();
     victim.end();
-    for sender in [sender, other].map(Running::end) {
+    let ended = [sender, other].map(Running::end);
+    assert!(killed.elapsed() < 2 * DEADLINE, "{:?}", killed.elapsed());
+    let failed: Vec<_> = ended.iter().filter(|sender| sender.code != Some(0)).collect();
+    for sender in &failed {
         let line = sender.failure(1);
         assert!(line.contains(": destination rank 0 "), "{line}");
     }
-    assert!(killed.elapsed() < 2 * DEADLINE, "{:?}", killed.elapsed());
+    !failed.is_empty()
+}
+
+/// A machine that does nothing else moves it all in the time that the test takes to hear of the first bytes, now and then.
+fn kill_the_receiver(transport: &str) {
+    assert!((0..5).any(|_| killed_in_time(transport)), "five kills came too late");
 }
 
 #[test]
