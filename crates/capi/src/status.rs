@@ -7,6 +7,8 @@ use std::fmt::Debug;
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use kvferry_wire::chain;
+
 /// How a call has ended. Others may be added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
@@ -85,16 +87,6 @@ impl Failure {
     pub(crate) fn pending() -> Self {
         Self::new(Status::KvfPending, "Pending", "not yet")
     }
-}
-
-/// An error with its sources.
-fn chain(error: &dyn Error) -> String {
-    let (mut text, mut source) = (error.to_string(), error.source());
-    while let Some(error) = source {
-        text = format!("{text}: {error}");
-        source = error.source();
-    }
-    text
 }
 
 /// Errors, each with the status that it is.

@@ -5,6 +5,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use kvferry_layout::NameError;
+use kvferry_wire::chain;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -161,14 +162,4 @@ impl From<Failure> for PyErr {
 fn variant(error: &impl Debug) -> String {
     let text = format!("{error:?}");
     text.split(|letter: char| !letter.is_alphanumeric()).next().unwrap_or_default().to_owned()
-}
-
-/// An error with its sources.
-fn chain(error: &dyn Error) -> String {
-    let (mut text, mut source) = (error.to_string(), error.source());
-    while let Some(error) = source {
-        text = format!("{text}: {error}");
-        source = error.source();
-    }
-    text
 }

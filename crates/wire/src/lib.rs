@@ -62,7 +62,7 @@ pub use options::{ContextOptions, Pages};
 pub use permits::{Permit, Permitted};
 pub use pieces::{Dim, Piece, SlotPair};
 pub use region::{MemoryKind, Region, RegionCard, RegionId};
-pub use report::{Finding, Report, RouteTrial, TrialError, UcxFound, report};
+pub use report::{Finding, Report, RouteTrial, TrialError, UcxFound, chain, report};
 pub use route::{Route, RouteReason};
 pub use side::{Extent, Side};
 pub use transfer::{Part, Prepared};

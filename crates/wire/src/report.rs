@@ -280,8 +280,9 @@ impl fmt::Display for Report {
     }
 }
 
-/// An error with its sources.
-fn chain(error: &dyn std::error::Error) -> String {
+/// An error with its sources, for people: messages do not repeat them.
+#[must_use]
+pub fn chain(error: &dyn std::error::Error) -> String {
     let sources = std::iter::successors(error.source(), |error| error.source());
     sources.fold(error.to_string(), |text, source| format!("{text}: {source}"))
 }
