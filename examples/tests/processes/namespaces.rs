@@ -74,6 +74,7 @@ impl Cable {
 
     fn heal(&self) {
         ip(&format!("-n {} link set {} up", self.prefill, self.prefill)).unwrap();
+        self.wait_until_up();
     }
 
     /// Starts all ranks: the senders, then the receivers.
@@ -108,34 +109,50 @@ fn first_bytes(sender: &mut Running) {
     thread::spawn(move || lines.for_each(drop));
 }
 
-#[test]
-fn a_link_that_is_cut_and_healed_costs_time_only() {
-    const CUT: Duration = Duration::from_secs(2);
-    let Some(cable) = Cable::lay("h") else { return };
+/// Cuts the link for a while. Every rank succeeds. Returns whether one still had something to do when the link came back.
+fn healed_in_time(cable: &Cable) -> bool {
     let (mut ranks, _meet) = cable.start(Duration::from_secs(40));
     first_bytes(&mut ranks[0]);
     cable.cut();
-    thread::sleep(CUT);
+    thread::sleep(Duration::from_secs(2));
+    let waited = ranks.iter_mut().any(|rank| rank.process.try_wait().unwrap().is_none());
     cable.heal();
     for ended in ranks.into_iter().map(Running::end) {
         assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
-        assert!(ended.elapsed > CUT, "{ended:?}");
     }
+    waited
 }
 
-#[test]
-fn a_link_that_stays_cut_ends_every_rank_within_its_deadline() {
+/// Cuts the link for good. Every rank that had more to do says which rank of the other side it was, and all end in time. Returns
+/// whether one was in the middle of its request; on a busy machine some still connect when the first moves bytes, and on an idle
+/// one some are done.
+fn cut_in_time(cable: &Cable) -> bool {
     const DEADLINE: Duration = Duration::from_secs(4);
-    let Some(cable) = Cable::lay("c") else { return };
     let (mut ranks, _meet) = cable.start(DEADLINE);
     first_bytes(&mut ranks[0]);
     cable.cut();
     let cut = Instant::now();
-    for ended in ranks.into_iter().map(Running::end) {
-        let other = if ended.program == "sender" { "destination rank " } else { "source rank " };
-        let line = ended.failure(1);
-        assert!(line.starts_with("request 1 attempt 0: ") && line.contains(other), "{line}");
-    }
+    let ended: Vec<_> = ranks.into_iter().map(Running::end).collect();
     // The deadline to notice, as long again to part, and the rest for a busy machine.
     assert!(cut.elapsed() < 4 * DEADLINE, "{:?}", cut.elapsed());
+    let failed = ended.iter().filter(|rank| rank.code != Some(0)).map(|rank| (rank.program, rank.failure(1)));
+    let failed: Vec<_> = failed.collect();
+    for (program, line) in &failed {
+        let other = if *program == "sender" { "destination rank " } else { "source rank " };
+        assert!(line.contains(other), "{line}");
+    }
+    cable.heal();
+    failed.iter().any(|(_, line)| line.starts_with("request 1 attempt 0: "))
+}
+
+#[test]
+fn a_link_that_is_cut_and_healed_costs_time_only() {
+    let Some(cable) = Cable::lay("h") else { return };
+    assert!((0..5).any(|_| healed_in_time(&cable)), "five cuts came too late");
+}
+
+#[test]
+fn a_link_that_stays_cut_ends_every_rank_within_its_deadline() {
+    let Some(cable) = Cable::lay("c") else { return };
+    assert!((0..5).any(|_| cut_in_time(&cable)), "five cuts came too late");
 }
