@@ -45,7 +45,7 @@ fn run(options: &LoopbackOptions) -> Result<(), Failure> {
     // Cuts that do not fit the model or each other are noticed before anything starts.
     let tables = job.tables().map_err(Failure::usage)?;
     fit::check(&job, &tables, None).map_err(Failure::usage)?;
-    if options.moving.memory == Memory::Host {
+    if [Side::Sender, Side::Receiver].into_iter().all(|side| options.memory(side) == Memory::Host) {
         available::check(tables.pool_bytes()).map_err(Failure::failed)?;
     }
 
@@ -105,7 +105,7 @@ fn command(programs: &Path, member: Member, options: &LoopbackOptions, address: 
     if let Some(route) = options.moving.route {
         command.arg(format!("--route={route}"));
     }
-    if options.moving.memory == Memory::Cuda {
+    if options.memory(member.side) == Memory::Cuda {
         command.arg("--memory=cuda");
     }
     if options.flip_byte && member == Member::HOST {

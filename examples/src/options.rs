@@ -10,7 +10,7 @@ use kvferry_layout::{Cut, Dtype};
 use kvferry_wire::Route;
 
 use crate::failure::{Failure, SystemError, one_line};
-use crate::meet::MeetingPoint;
+use crate::meet::{MeetingPoint, Side};
 
 /// Element types that a cache can have, of those that the layout knows.
 const DTYPES: [Dtype; 5] = [Dtype::Fp8E4m3, Dtype::Fp8E5m2, Dtype::Bf16, Dtype::F16, Dtype::F32];
@@ -181,10 +181,26 @@ pub struct LoopbackOptions {
     /// How it is moved.
     #[command(flatten)]
     pub moving: MoveOptions,
+    /// Where the senders' pools are, if not as --memory says.
+    /// Example: --memory-from cuda
+    #[arg(long, value_name = "KIND")]
+    pub memory_from: Option<Memory>,
+    /// Where the receivers' pools are, if not as --memory says.
+    /// Example: --memory-to host
+    #[arg(long, value_name = "KIND")]
+    pub memory_to: Option<Memory>,
     /// For tests: receiver rank 0 flips a bit of one byte of the request before comparing, which must then fail.
     /// Example: --flip-byte
     #[arg(long)]
     pub flip_byte: bool,
+}
+
+impl LoopbackOptions {
+    /// Where the pools of a side are.
+    pub fn memory(&self, side: Side) -> Memory {
+        let of_side = if side == Side::Sender { self.memory_from } else { self.memory_to };
+        of_side.unwrap_or(self.moving.memory)
+    }
 }
 
 /// Says who would send what to whom, for a request that is moved between two instances, and moves nothing. What cannot be

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, TryRecvError};
-use kvferry_wire::{Context, ContextOptions, CudaOptions, Event, Route, Worker};
+use kvferry_wire::{Context, ContextOptions, CudaOptions, Event, Region, Route, Worker};
 
 use crate::Arguments;
 use crate::ask::Error;
@@ -15,24 +15,30 @@ pub(crate) struct End {
 }
 
 impl End {
-    pub(crate) fn open(arguments: &Arguments, device: u32, way: &Way, epoch: u64) -> Result<Self, Error> {
-        let default = CudaOptions::new(device);
-        let cuda = CudaOptions {
+    /// On a GPU or none.
+    pub(crate) fn open(arguments: &Arguments, device: Option<u32>, way: &Way, epoch: u64) -> Result<Self, Error> {
+        let cuda = device.map(CudaOptions::new).map(|default| CudaOptions {
             sm_blocks: way.blocks,
             slab_bytes: arguments.slab_mb.map_or(default.slab_bytes, |mb| mb << 20),
             slab_chunk_bytes: arguments.chunk_mb.map_or(default.slab_chunk_bytes, |mb| mb << 20),
             ..default
-        };
+        });
         let options = ContextOptions {
             transports: way.transports.clone().or_else(|| arguments.transports.clone()),
             route: way.route,
-            cuda: Some(cuda),
+            cuda,
             linger: Duration::from_millis(arguments.linger_ms),
             ..ContextOptions::default()
         };
         let context = Context::open(&options)?;
         let (worker, events) = Worker::start(&context, epoch)?;
         Ok(Self { context, worker, events })
+    }
+
+    /// A pool where this side has its memory.
+    pub(crate) fn pool(&self, bytes: u64) -> Result<Region, Error> {
+        let has_gpu = self.context.gpu_memory()?.is_some();
+        Ok(if has_gpu { self.context.allocate_device(bytes)? } else { self.context.allocate(bytes)? })
     }
 
     /// The next event, looked for until `deadline`: a thread that sleeps would be woken late.

@@ -19,7 +19,7 @@ mod target;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 
 /// Measures transfers between two GPUs of this machine.
 #[derive(Clone, Debug, Parser)]
@@ -30,6 +30,9 @@ pub(crate) struct Arguments {
     /// GPU of the target.
     #[arg(long, default_value_t = 1)]
     to: u32,
+    /// The side that has no GPU, and whose pool is in host memory: what is offloaded to a host, or comes back from there.
+    #[arg(long, value_enum)]
+    without: Option<Without>,
     /// What is moved: a size of pieces in bytes, apart from each other on both sides, of which a slot has a mebibyte; the same with
     /// `s` behind it for slots of one piece each; `glm` or `glm-block` (GLM-5.2, fp8, blocks of 64 tokens, layer-major: 131,072
     /// tokens, or one block), `llama` (Llama-70B, TP4 to TP8, NHD: 32,768 tokens), `list-BYTES-COUNT` (an explicit list of so many
@@ -77,6 +80,13 @@ pub(crate) struct Arguments {
     /// The process that is written to. For internal use.
     #[arg(long, hide = true)]
     target: bool,
+}
+
+/// A side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Without {
+    Source,
+    Target,
 }
 
 fn main() -> ExitCode {

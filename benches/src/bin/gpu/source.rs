@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use kvferry_wire::{EndpointId, Event, Prepared, Region, RemoteRegion, TransferId, TransferStats};
 use serde_json::json;
 
-use crate::Arguments;
 use crate::ask::{ACKNOWLEDGED, ARRIVED, Answer, Ask, Error, Target};
 use crate::end::{End, Way};
 use crate::job::Job;
 use crate::pattern;
 use crate::stages::{self, mark};
+use crate::{Arguments, Without};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
@@ -57,10 +57,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Error> {
         return Err("no card".into());
     };
     let mut lanes: Vec<Lane> = Vec::new();
+    let has_gpu = arguments.without != Some(Without::Source);
     for (index, name) in arguments.ways.iter().enumerate() {
-        let end = End::open(arguments, arguments.from, &Way::parse(name)?, 10 + index as u64)?;
-        let local = match lanes.first() {
-            None => end.context.allocate_device(source_bytes)?,
+        let end = End::open(arguments, has_gpu.then_some(arguments.from), &Way::parse(name)?, 10 + index as u64)?;
+        let local = match lanes.first().filter(|_| has_gpu) {
+            None => {
+                let pool = end.pool(source_bytes)?;
+                pattern::fill(&pool, source_bytes)?;
+                pool
+            }
             // SAFETY: the region is memory of this GPU, and is held.
             Some(first) => unsafe {
                 let owner = Arc::new(first.local.clone());
@@ -85,10 +90,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Error> {
         });
     }
     let first = lanes.first().ok_or("no ways")?;
-    pattern::fill(&first.local, source_bytes)?;
-    let gpu = first.end.context.gpu_memory()?.map_or(String::new(), |(name, ..)| name);
+    let gpu = first.end.context.gpu_memory()?.map_or("none".to_owned(), |(name, ..)| name);
     let ucx = first.end.context.ucx_version();
-    eprintln!("{gpu}, from device {} to {}, UCX {ucx}", arguments.from, arguments.to);
+    let without = match arguments.without {
+        None => "",
+        Some(Without::Source) => ", the source without a GPU",
+        Some(Without::Target) => ", the target without a GPU",
+    };
+    eprintln!("{gpu}, from device {} to {}{without}, UCX {ucx}", arguments.from, arguments.to);
     eprintln!("{:>10} {:>12} {:>9} | GB/s median (least, most), us: bind, post, whole p50, p99", "job", "way", "MB");
     for (name, job) in &mut jobs {
         let short = job.bytes < SHORT_BYTES;
@@ -194,7 +203,7 @@ impl Lane {
             "gbps": gbps(median), "gbps_least": gbps(slowest), "gbps_most": gbps(fastest), "bind_us": at(&bind, 50),
             "post_us": at(&post, 50), "post_p99_us": at(&post, 99), "whole_us": median, "whole_p99_us": at(&whole, 99),
             "transfer_us": at(&inner, 50), "rounds": figures.len(), "verified": true, "gpu": gpu, "ucx": ucx,
-            "from": arguments.from, "to": arguments.to, "slab_mb": arguments.slab_mb, "chunk_mb": arguments.chunk_mb,
+            "from": arguments.from, "to": arguments.to, "without": arguments.without.map(|side| format!("{side:?}")), "slab_mb": arguments.slab_mb, "chunk_mb": arguments.chunk_mb,
         });
         println!("{line}");
     }

@@ -8,19 +8,19 @@ use std::time::{Duration, Instant};
 
 use kvferry_wire::{EndpointId, Event, Region};
 
-use crate::Arguments;
 use crate::ask::{ACKNOWLEDGED, ARRIVED, Answer, Ask, Error};
 use crate::end::{End, Way};
 use crate::job::Job;
 use crate::pattern;
 use crate::stages::{self, mark};
+use crate::{Arguments, Without};
 
 const EPOCH: u64 = 1;
 
 pub(crate) fn serve(arguments: &Arguments) -> Result<(), Error> {
     let end = Arc::new(End::open(
         arguments,
-        arguments.to,
+        (arguments.without != Some(Without::Target)).then_some(arguments.to),
         &Way { blocks: arguments.target_blocks, ..Way::default() },
         EPOCH,
     )?);
@@ -42,7 +42,7 @@ pub(crate) fn serve(arguments: &Arguments) -> Result<(), Error> {
     for line in std::io::stdin().lock().lines() {
         let answer = match serde_json::from_str(&line?)? {
             Ask::Open { bytes } => {
-                let region = pool.insert(end.context.allocate_device(bytes)?);
+                let region = pool.insert(end.pool(bytes)?);
                 let address = end.worker.address().to_owned();
                 Answer::Opened { address, epoch: EPOCH, card: Box::new(region.card()) }
             }

@@ -33,6 +33,9 @@ struct Options {
     /// Pauses in front of each send: time for its receive to arrive, after which the threads of both sides sleep, or not.
     #[arg(long, value_delimiter = ',', default_values_t = [200, 20])]
     pause_us: Vec<u64>,
+    /// Pools, one a layer, of a request whose latency is measured.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pools: u32,
     /// Polls for the completion instead of sleeping until it comes.
     #[arg(long)]
     spin: bool,
@@ -54,15 +57,16 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
-    let mut pair = Pair::start(&options.transports, false, 64, 1 << 10)?;
+    let mut pair = Pair::start(&options.transports, false, 64, 1 << 10, options.pools)?;
     for pause_us in &options.pause_us {
         pair.latencies(options.requests / 10, *pause_us, options.spin)?;
         let mut latencies = pair.latencies(options.requests, *pause_us, options.spin)?;
         latencies.sort();
         let at = |percent: usize| latencies[(latencies.len() - 1) * percent / 100];
         println!(
-            "one request of 1 KiB every {pause_us} us, {}, UCX {}, {}: from send to the receiver's completion p50 {:.1?}, \
+            "one request of 1 KiB in each of {} pools every {pause_us} us, {}, UCX {}, {}: from send to the receiver's completion p50 {:.1?}, \
              p90 {:.1?}, p99 {:.1?}, least {:.1?}",
+            options.pools,
             if options.spin { "polled" } else { "waited for" },
             pair.ucx_version(),
             options.transports,
@@ -76,7 +80,7 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     // In turn, so that what else the machine does happens to all of them alike.
     let mut pairs = Vec::new();
     for in_flight in &options.in_flight {
-        let mut pair = Pair::start(&options.transports, false, 64, 1 << 10)?;
+        let mut pair = Pair::start(&options.transports, false, 64, 1 << 10, 1)?;
         pair.hold(*in_flight)?;
         pair.throughput(options.requests / 10)?;
         pairs.push((*in_flight, pair, Vec::new()));
@@ -100,7 +104,7 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     drop(pairs);
     for verify in [false, true] {
         let blocks = u32::try_from(options.verify_bytes >> 20)?;
-        let mut pair = Pair::start(&options.transports, verify, blocks, 1 << 20)?;
+        let mut pair = Pair::start(&options.transports, verify, blocks, 1 << 20, 1)?;
         let mut rounds = Vec::new();
         for _ in 0..6 {
             rounds.push(pair.large(blocks)?);

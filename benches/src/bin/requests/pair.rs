@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use kvferry::{Engine, EngineOptions, InstanceCard, Link, Receive, RequestKey};
 use kvferry_layout::{
-    Dtype, GroupKind, GroupSpec, Layer, LayerMask, PageTable, RankSpec, Role, RowSpec, Slot, block_major,
+    Dtype, GroupKind, GroupSpec, Layer, LayerMask, PageTable, Pooling, RankSpec, Role, RowSpec, Slot, Storage, lay_out,
 };
 use kvferry_match::BlockMap;
 use serde::{Deserialize, Serialize};
@@ -24,6 +24,7 @@ pub(crate) enum Ask {
         verify: bool,
         slots: u32,
         slot_bytes: u64,
+        pools: u32,
     },
     Connect {
         source: Vec<u8>,
@@ -45,19 +46,28 @@ pub(crate) enum Answer {
     Done,
 }
 
-pub(crate) fn table(slots: u32, slot_bytes: u64) -> Result<PageTable, Box<dyn Error>> {
+/// A pool a layer, each with slots of `slot_bytes`.
+pub(crate) fn table(slots: u32, slot_bytes: u64, pools: u32) -> Result<PageTable, Box<dyn Error>> {
     let cell = u32::try_from(slot_bytes / BLOCK_TOKENS)?;
-    let row = RowSpec::single(Role::Key, Dtype::U8, LayerMask::all(1), 1, cell)?;
+    let row = RowSpec::single(Role::Key, Dtype::U8, LayerMask::all(pools), 1, cell)?;
     let kind = GroupKind::paged(u32::try_from(BLOCK_TOKENS)?);
     let groups = vec![GroupSpec { kind, slot_count: slots, pools: vec![vec![row]] }];
-    Ok(block_major(&RankSpec { hidden_layers: 1, layers: vec![Layer(0)], tp_rank: 0, tp_size: 1, groups })?)
+    let rank =
+        RankSpec { hidden_layers: pools, layers: (0..pools).map(Layer).collect(), tp_rank: 0, tp_size: 1, groups };
+    Ok(lay_out(&rank, Storage { pooling: Pooling::LayerSplit, ..Storage::default() })?)
 }
 
-pub(crate) fn engine(transports: &str, verify: bool, slots: u32, slot_bytes: u64) -> Result<Engine, Box<dyn Error>> {
+pub(crate) fn engine(
+    transports: &str,
+    verify: bool,
+    slots: u32,
+    slot_bytes: u64,
+    pools: u32,
+) -> Result<Engine, Box<dyn Error>> {
     let options = EngineOptions::new(0).patience(PATIENCE).verify(verify);
     let options = if transports == "default" { options } else { options.transports(transports) };
     let engine = Engine::start(options)?;
-    let mut table = table(slots, slot_bytes)?;
+    let mut table = table(slots, slot_bytes, pools)?;
     let regions = engine.allocate(&mut table)?;
     for region in &regions {
         region.write(0, &vec![1; usize::try_from(region.bytes())?])?;
@@ -87,13 +97,19 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    pub(crate) fn start(transports: &str, verify: bool, slots: u32, slot_bytes: u64) -> Result<Self, Box<dyn Error>> {
+    pub(crate) fn start(
+        transports: &str,
+        verify: bool,
+        slots: u32,
+        slot_bytes: u64,
+        pools: u32,
+    ) -> Result<Self, Box<dyn Error>> {
         let mut command = Command::new(std::env::current_exe()?);
         let mut child = command.arg("--source").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let (input, output) = (child.stdin.take().ok_or("no pipe")?, child.stdout.take().ok_or("no pipe")?);
         let (mut input, mut output) = (input, BufReader::new(output));
-        let engine = engine(transports, verify, slots, slot_bytes)?;
-        tell(&mut input, &Ask::Start { transports: transports.to_owned(), verify, slots, slot_bytes })?;
+        let engine = engine(transports, verify, slots, slot_bytes, pools)?;
+        tell(&mut input, &Ask::Start { transports: transports.to_owned(), verify, slots, slot_bytes, pools })?;
         let Answer::Card(source) = hear(&mut output)? else { return Err("no card".into()) };
         let destination = engine.card().ok_or("no card")?;
         tell(&mut input, &Ask::Connect { source: source.clone(), destination: destination.clone() })?;
