@@ -59,9 +59,11 @@ fn receive_of_a_killed_source(way: Way, point: Point) -> Duration {
         // The process has ended and all of it is taken in: a proof.
         match receive.wait_quiet(PATIENCE) {
             Err(NotQuiet::Given) if point == Point::Quiet => {}
-            quiet => drop(quiet.unwrap_or_else(|error| {
-                panic!("{way:?} {point:?}: {error}: {:?}", destination.engine.quarantine())
-            })),
+            quiet => {
+                drop(quiet.unwrap_or_else(|error| {
+                    panic!("{way:?} {point:?}: {error}: {:?}", destination.engine.quarantine())
+                }))
+            }
         }
         println!("{way:?} {point:?}: noticed after {noticed:?}, quiet after {:?}", killed.elapsed());
         destination.guard(&slots);
