@@ -160,7 +160,8 @@ impl Service {
             | Body::Landed { .. }
             | Body::Refused { .. }
             | Body::Dropped { .. }
-            | Body::Revoked { .. } => {}
+            | Body::Revoked { .. }
+            | Body::Unanswered => {}
         }
         None
     }
