@@ -1,11 +1,13 @@
 //! A peer as the wire sees it: an endpoint, its memory, and the pieces between its pools and ours.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use kvferry_layout::PageTable;
-use kvferry_match::{Plan, Side};
-use kvferry_wire::{CommandError, Dim, EndpointId, Part, Piece, Region, RemoteRegion, SlotPair, Worker};
+use kvferry_match::{Plan, Side, Template};
+use kvferry_wire::{
+    CommandError, Dim, EndpointId, Part, Piece, Prepared, Region, RemoteRegion, SlotPair, TransferError, Worker,
+};
 
 use crate::card::Card;
 use crate::workers::Workers;
@@ -26,6 +28,25 @@ pub(crate) struct WirePeer {
     probe: Option<RemoteRegion>,
     /// The wire's form of lists of pieces, by the address of the list, which is kept so that no other gets it.
     pieces: BTreeMap<usize, Translated>,
+    /// What has been moved before, but for its slots.
+    prepared: HashMap<Key, Known>,
+}
+
+/// Kept for a peer, at most. Beyond, all of it is given up, to be prepared again when it comes again.
+const PREPARED_MAX: usize = 256;
+
+/// A template, by the address of its sections, and which of its pairings move something.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    template: usize,
+    pairings: Vec<usize>,
+}
+
+#[derive(Debug)]
+struct Known {
+    prepared: Prepared,
+    /// Kept, so that no other gets its address.
+    _template: Template,
 }
 
 /// Bytes of the memory that each rank lets others write to when they connect. What is in it means nothing.
@@ -57,7 +78,17 @@ impl WirePeer {
         let worker = workers.number_for(&card);
         let (endpoint, mut remotes) = open(workers.get(worker), workers.address_of(&card), side, &card)?;
         let probe = remotes.pop();
-        Ok(Self { worker, endpoint, failed: false, earlier: Vec::new(), card, remotes, probe, pieces: BTreeMap::new() })
+        Ok(Self {
+            worker,
+            endpoint,
+            failed: false,
+            earlier: Vec::new(),
+            card,
+            remotes,
+            probe,
+            pieces: BTreeMap::new(),
+            prepared: HashMap::new(),
+        })
     }
 
     /// Takes the place of an earlier connection to the same life of the peer.
@@ -86,22 +117,41 @@ impl WirePeer {
         })
     }
 
-    /// The plan in addresses: from `own` memory to the peer's. Plan and tables are those that the peer was connected with.
-    pub(crate) fn parts(&mut self, own: &PageTable, regions: &[Region], plan: &Plan) -> Vec<Part> {
+    /// The plan in addresses, from `own` memory to the peer's: what of it comes again, and the slots of each of its sets. Plan and
+    /// tables are those that the peer was connected with.
+    pub(crate) fn prepare(
+        &mut self,
+        worker: &Worker,
+        own: &PageTable,
+        regions: &[Region],
+        plan: &Plan,
+    ) -> Result<(&Prepared, Vec<Arc<[SlotPair]>>), TransferError> {
+        let pair = |pair: &kvferry_match::SlotPair| SlotPair { local: pair.source.0, remote: pair.destination.0 };
+        let list = |pairs: &[kvferry_match::SlotPair]| pairs.iter().map(pair).collect();
+        let (pairings, sets) = plan.pairings().map(|(pairing, pairs)| (pairing, list(pairs))).unzip();
+        let key = Key { template: plan.template().sections().as_ptr().addr(), pairings };
+        if !self.prepared.contains_key(&key) {
+            let prepared = worker.prepare(self.endpoint, self.parts(own, regions, plan))?;
+            if self.prepared.len() >= PREPARED_MAX {
+                self.prepared.clear();
+            }
+            let known = Known { prepared, _template: plan.template().clone() };
+            self.prepared.insert(key.clone(), known);
+        }
+        let known = self.prepared.get(&key).expect("it was there, or has been inserted");
+        Ok((&known.prepared, sets))
+    }
+
+    /// The parts of a plan, without its slots: those of one pairing have one list, which stands for any.
+    fn parts(&mut self, own: &PageTable, regions: &[Region], plan: &Plan) -> Vec<Part> {
         let mut parts = Vec::new();
-        // Sections that differ only in their pools have one list of pairs, which stays one.
-        let mut last: Option<(*const kvferry_match::SlotPair, Arc<[SlotPair]>)> = None;
-        for (section, pairs) in plan.sections().filter(|(_, pairs)| !pairs.is_empty()) {
+        let mut last: Option<(usize, Arc<[SlotPair]>)> = None;
+        for (section, _) in plan.sections().filter(|(_, pairs)| !pairs.is_empty()) {
             let (from, to) = (usize::from(section.source_pool.0), usize::from(section.destination_pool.0));
             let (local, remote) = (&own.pools[from], &self.card.table.pools[to]);
             let pairs = match &last {
-                Some((first, list)) if *first == pairs.as_ptr() && list.len() == pairs.len() => list.clone(),
-                _ => {
-                    let pair =
-                        |pair: &kvferry_match::SlotPair| SlotPair { local: pair.source.0, remote: pair.destination.0 };
-                    let list: Arc<[SlotPair]> = pairs.iter().map(pair).collect();
-                    last.insert((pairs.as_ptr(), list)).1.clone()
-                }
+                Some((pairing, list)) if *pairing == section.pairing() => list.clone(),
+                _ => last.insert((section.pairing(), Arc::new([SlotPair { local: 0, remote: 0 }]))).1.clone(),
             };
             let place = Arc::as_ptr(&section.pieces).cast::<()>().addr();
             let (_, pieces) = self

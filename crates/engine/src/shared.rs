@@ -218,12 +218,13 @@ impl Shared {
             }
             Action::Put { ticket, epoch, put, plan, then, serial, inbox_only } => {
                 let (Some(peer), Some(own)) = (state.peers.get_mut(&epoch), &state.published) else { return };
-                let (endpoint, parts) = (peer.endpoint, peer.parts(&own.table, &own.regions, &plan));
                 let permitted = Permitted { permit: Permit(serial.0), inbox_only };
                 let report = then.map(|message| message.encode());
                 self.telemetry.write_begun(ticket, put, peer.card.rank, plan.bytes());
                 let worker = self.workers().get(peer.worker);
-                let posted = worker.put_permitted(endpoint, TransferId(put.0), parts, permitted, report);
+                let posted = peer.prepare(worker, &own.table, &own.regions, &plan).and_then(|(prepared, sets)| {
+                    worker.put_prepared_permitted(TransferId(put.0), prepared, sets, permitted, report)
+                });
                 if let Err(error) = posted {
                     self.telemetry.write_ended(put, None, "refused");
                     actions.extend(state.core.put_refused(Instant::now(), put, error));

@@ -56,6 +56,17 @@ impl Plan {
         })
     }
 
+    /// The template that was bound.
+    pub fn template(&self) -> &Template {
+        &self.template
+    }
+
+    /// The lists of slot pairs that are not empty, each with a number by which its sections
+    /// [name it](crate::Section::pairing). In the order of the sections, of which each has at least one.
+    pub fn pairings(&self) -> impl Iterator<Item = (usize, &[SlotPair])> {
+        self.pairs.iter().map(Vec::as_slice).enumerate().filter(|(_, pairs)| !pairs.is_empty())
+    }
+
     /// The part of the request that the plan was bound for.
     pub fn chunk(&self) -> &Chunk {
         &self.chunk

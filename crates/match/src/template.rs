@@ -71,6 +71,13 @@ pub struct Section {
     pub(crate) pairing: usize,
 }
 
+impl Section {
+    /// The number of the list of slot pairs that it shares with the sections that differ from it in their pools only.
+    pub fn pairing(&self) -> usize {
+        self.pairing
+    }
+}
+
 impl Template {
     pub(crate) fn new(load: &Load, source: &Arc<Geometry>, destination: &Arc<Geometry>) -> Result<Self, TemplateError> {
         Ok(Self::of(&Arc::new(Inner::new(load)?), source, destination))

@@ -10,8 +10,11 @@ use ucx_sys::Status;
 
 use crate::address::{InboxCard, WorkerCard};
 use crate::context::Context;
+use crate::cuda::driver::CudaError;
+use crate::cuda::gpu::Gpu;
 use crate::cuda::imported::NotImported;
 use crate::cuda::landing::PeerSlab;
+use crate::cuda::pinned::PinnedMapping;
 use crate::cuda::target::{DeviceTarget, Targets};
 use crate::endpoint::{EndpointId, KeyId, RemoteRegion};
 use crate::error::{CommandError, PutError};
@@ -53,8 +56,6 @@ pub(crate) struct Connection {
     slab: Option<PeerSlab>,
     /// Chunks of it that the next transfer may begin with.
     ahead: Vec<u32>,
-    /// The peer has a GPU.
-    peer_gpu: bool,
     /// The peer's process, if it is on this host.
     pub(crate) process: Option<Process>,
     greeted: bool,
@@ -78,6 +79,8 @@ pub(crate) struct Neighbour {
 struct PeerInbox {
     card: InboxCard,
     mapped: Option<Arc<Mapped>>,
+    /// For this side's GPU to write, once it has to.
+    pinned: Option<Arc<PinnedMapping>>,
     key_imported: bool,
 }
 
@@ -101,23 +104,10 @@ impl Connection {
             card.chunk_bytes > 0 && card.region.bytes > 0 && card.region.base.checked_add(card.region.bytes).is_some()
         };
         let Neighbour { inbox: mapped, slab, process } = neighbour;
-        let inbox = card.inbox.filter(sound).map(|card| PeerInbox { card, mapped, key_imported: false });
+        let inbox = card.inbox.filter(sound).map(|card| PeerInbox { card, mapped, pinned: None, key_imported: false });
         let (owner, targets, device_targets) = (card.owner, BTreeMap::new(), BTreeMap::new());
-        let (ahead, peer_gpu) = (Vec::new(), card.slab.is_some());
-        Ok(Self {
-            raw,
-            id,
-            peer_epoch,
-            owner,
-            targets,
-            device_targets,
-            inbox,
-            slab,
-            ahead,
-            peer_gpu,
-            process,
-            greeted: false,
-        })
+        let ahead = Vec::new();
+        Ok(Self { raw, id, peer_epoch, owner, targets, device_targets, inbox, slab, ahead, process, greeted: false })
     }
 
     /// [`Status::OK`] until UCX or, if `look`, the kernel says that the peer is gone.
@@ -182,11 +172,6 @@ impl Connection {
         self.slab.as_ref()
     }
 
-    /// Whether the peer has a GPU that scatters what comes.
-    pub(crate) fn has_peer_gpu(&self) -> bool {
-        self.peer_gpu
-    }
-
     /// The peer grants chunks of its slab ahead. More than any grants are not taken.
     pub(crate) fn add_ahead(&mut self, chunks: Vec<u32>) {
         if self.ahead.len() + chunks.len() <= AHEAD_MAX {
@@ -202,6 +187,18 @@ impl Connection {
 
     pub(crate) fn inbox_mapped(&self) -> Option<Arc<Mapped>> {
         self.inbox.as_ref().and_then(|inbox| inbox.mapped.clone())
+    }
+
+    /// The peer's inbox, if it is mapped here, for this side's GPU to write.
+    pub(crate) fn pin_inbox(&mut self, gpu: &Arc<Gpu>) -> Option<Result<Arc<PinnedMapping>, CudaError>> {
+        let inbox = self.inbox.as_mut()?;
+        let mapped = inbox.mapped.clone()?;
+        if let Some(pinned) = &inbox.pinned {
+            return Some(Ok(pinned.clone()));
+        }
+        let pinned = PinnedMapping::new(gpu, mapped).map(Arc::new);
+        inbox.pinned = pinned.as_ref().ok().cloned();
+        Some(pinned)
     }
 
     /// Makes the peer's inbox a target of puts.

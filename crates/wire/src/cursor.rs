@@ -1,7 +1,7 @@
 //! A transfer seen as one stream of bytes: the runs of its shapes, in order, each a contiguous copy. Any position of the
 //! stream can be started from, so that chunks of it move independently; nothing is ever expanded into a list.
 
-use crate::pieces::Shape;
+use crate::pieces::{Piece, Shape};
 
 /// One contiguous copy of shape `part`, offsets from the start of both regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,12 +43,22 @@ impl Cursor {
                     position -= piece.bytes();
                     continue;
                 }
-                let (run, taken) = (position / piece.run_bytes, position % piece.run_bytes);
-                let inner = piece.dims[1].count;
-                return Self { part, pair, piece: index, outer: run / inner, inner: run % inner, taken };
+                return Self::in_piece(shapes, part, pair, index, position);
             }
         }
         Self { part: shapes.len(), ..Self::default() }
+    }
+
+    /// Byte `position` of a piece's stream for one pair of slots. There are the part, the pair and the byte.
+    pub(crate) fn in_piece(shapes: &[Shape], part: usize, pair: usize, piece: usize, position: u64) -> Self {
+        let Piece { run_bytes, dims: [_, inner], .. } = &shapes[part].pieces[piece];
+        let (run, taken) = (position / run_bytes, position % run_bytes);
+        Self { part, pair, piece, outer: run / inner.count, inner: run % inner.count, taken }
+    }
+
+    /// Whether it has come to the end of this piece, in which it was.
+    pub(crate) fn has_left(&self, piece: usize) -> bool {
+        self.piece != piece
     }
 
     /// The next run, cut to at most `bytes_max`; `None` at the end.
@@ -103,7 +113,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::pieces::{Dim, Piece, SlotPair, Span};
+    use crate::pieces::{Dim, SlotPair, Span};
 
     fn span() -> Span {
         Span { base: 1000, slot_stride: 500, region_bytes: u64::MAX }

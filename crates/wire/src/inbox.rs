@@ -9,6 +9,7 @@ pub(crate) mod message;
 pub(crate) mod outbox;
 pub(crate) mod source;
 pub(crate) mod target;
+pub(crate) mod units;
 
 #[cfg(test)]
 mod tests;

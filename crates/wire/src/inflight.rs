@@ -7,7 +7,7 @@ use ucx_sys::Status;
 
 use crate::connection::{Connection, Sender};
 use crate::context::Context;
-use crate::cuda::route::{Carriers, DeviceCarrier};
+use crate::cuda::route::{Carried, Carriers, DeviceCarrier};
 use crate::direct::{Copiers, Direct};
 use crate::endpoint::EndpointId;
 use crate::error::PutError;
@@ -285,8 +285,13 @@ fn choose(
 ) -> (Carrier, (Route, RouteReason)) {
     let Means { context, copiers, .. } = *means;
     if work.uses_gpu {
-        let (carrier, route) = DeviceCarrier::choose(work, context, means.gpu, connection, stream);
-        return (carrier.map_or_else(Carrier::Ended, Carrier::Gpu), route);
+        let (carried, route) = Carried::choose(work, context, means.gpu, connection, stream);
+        let carrier = match carried {
+            Carried::Gpu(carrier) => Carrier::Gpu(carrier),
+            Carried::Host(filling) => Carrier::Inbox(filling),
+            Carried::Ended(result) => Carrier::Ended(result),
+        };
+        return (carrier, route);
     }
     let facts = connection.facts(context, work);
     let unavailable = |route| (Carrier::Ended(Err(PutError::RouteUnavailable { route })), (route, RouteReason::Forced));

@@ -45,6 +45,7 @@ mod share;
 mod side;
 mod stage;
 mod transfer;
+mod units;
 mod worker;
 
 pub use address::{AddressError, keys_agree};

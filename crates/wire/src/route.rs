@@ -60,6 +60,8 @@ pub enum RouteReason {
     Promised,
     /// This UCX may emulate puts, and one that dies amid emulated puts takes its target with it.
     PutsEmulated,
+    /// The peer's host memory is not mapped here, for this side's GPU to write.
+    HostNotMapped,
 }
 
 impl fmt::Display for Route {
@@ -93,6 +95,7 @@ impl fmt::Display for RouteReason {
             Self::Pulled => "a pull of memory that is not mapped here",
             Self::Promised => "the peer has been told that nothing takes another way",
             Self::PutsEmulated => "this UCX may emulate puts",
+            Self::HostNotMapped => "the peer's host memory is not mapped here",
         })
     }
 }

@@ -126,6 +126,10 @@ impl Service {
                     (Some(inbox), Some(gpu)) => {
                         inbox.describe_device(&self.context, gpu, peer, stream, total_bytes, &bytes.0)
                     }
+                    // The peer has a GPU, and this side none.
+                    (Some(inbox), None) if !slab => {
+                        inbox.describe_units(&self.context, peer, stream, total_bytes, &bytes.0)
+                    }
                     _ => Some((peer, Body::Refused { stream, refusal: Refusal::Gpu })),
                 };
                 self.replies.extend(reply);

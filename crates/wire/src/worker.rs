@@ -290,9 +290,6 @@ impl Worker {
         kind: u16,
         payload: Vec<u8>,
     ) -> Result<(), TransferError> {
-        if payload.len() > FRAME_PAYLOAD_BYTES_MAX {
-            return Err(CommandError::PayloadTooLong { bytes: payload.len() }.into());
-        }
         let notice = Some(Notice { kind, payload, with_stats: false });
         self.post(Direction::Put, endpoint, transfer, parts, Extras { notice, ..Extras::default() })
     }
@@ -313,11 +310,6 @@ impl Worker {
         permitted: Permitted,
         report: Option<(u16, Vec<u8>)>,
     ) -> Result<(), TransferError> {
-        if let Some((_, payload)) = &report
-            && payload.len() > FRAME_PAYLOAD_BYTES_MAX - STATS_BYTES_MAX
-        {
-            return Err(CommandError::PayloadTooLong { bytes: payload.len() }.into());
-        }
         let notice = report.map(|(kind, payload)| Notice { kind, payload, with_stats: true });
         let extras = Extras { notice, permitted: Some(permitted), ..Extras::default() };
         self.post(Direction::Put, endpoint, transfer, parts, extras)
@@ -376,10 +368,39 @@ impl Worker {
         frame: Option<(u16, Vec<u8>)>,
     ) -> Result<(), TransferError> {
         let notice = frame.map(|(kind, payload)| Notice { kind, payload, with_stats: false });
-        if let Some(notice) = notice.as_ref().filter(|notice| notice.payload.len() > FRAME_PAYLOAD_BYTES_MAX) {
-            return Err(CommandError::PayloadTooLong { bytes: notice.payload.len() }.into());
+        self.post_prepared(transfer, prepared, sets, notice, None)
+    }
+
+    /// As [`put_permitted`](Self::put_permitted), of parts that were prepared: see [`put_prepared`](Self::put_prepared).
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError`]; then nothing was posted and no event follows.
+    pub fn put_prepared_permitted(
+        &self,
+        transfer: TransferId,
+        prepared: &Prepared,
+        sets: Vec<Arc<[SlotPair]>>,
+        permitted: Permitted,
+        report: Option<(u16, Vec<u8>)>,
+    ) -> Result<(), TransferError> {
+        let notice = report.map(|(kind, payload)| Notice { kind, payload, with_stats: true });
+        self.post_prepared(transfer, prepared, sets, notice, Some(permitted))
+    }
+
+    fn post_prepared(
+        &self,
+        transfer: TransferId,
+        prepared: &Prepared,
+        sets: Vec<Arc<[SlotPair]>>,
+        notice: Option<Notice>,
+        permitted: Option<Permitted>,
+    ) -> Result<(), TransferError> {
+        if let Some(notice) = &notice {
+            notice.check()?;
         }
-        let work = prepared.work(Direction::Put, sets)?;
+        let mut work = prepared.work(Direction::Put, sets)?;
+        work.permitted = permitted;
         Ok(self.hand_over(Posted { endpoint: prepared.endpoint, transfer, work, notice })?)
     }
 
@@ -410,6 +431,9 @@ impl Worker {
         parts: Vec<Part>,
         Extras { notice, ready, permitted }: Extras,
     ) -> Result<(), TransferError> {
+        if let Some(notice) = &notice {
+            notice.check()?;
+        }
         self.check_owners(endpoint, &parts)?;
         let mut work = Work::check(direction, parts)?;
         (work.ready, work.permitted) = (ready, permitted);
@@ -528,6 +552,15 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+impl Notice {
+    /// Whether it fits a frame, with what goes behind it.
+    fn check(&self) -> Result<(), CommandError> {
+        let behind = if self.with_stats { STATS_BYTES_MAX } else { 0 };
+        let bytes = self.payload.len();
+        if bytes > FRAME_PAYLOAD_BYTES_MAX - behind { Err(CommandError::PayloadTooLong { bytes }) } else { Ok(()) }
     }
 }
 

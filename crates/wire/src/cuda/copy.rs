@@ -50,7 +50,14 @@ impl DeviceCopy {
         let template = template.map_err(failed)?.ok_or(unavailable)?;
         let prepared = owner.prepare(&template, &work.sets).map_err(failed)?.ok_or(unavailable)?;
         // SAFETY: every place is inside a region or a mapping, which the new value holds until the kernel has ended.
-        let ticket = unsafe { owner.launch(&prepared, (0, prepared.units()), Slab::NONE, 0) }.map_err(failed)?;
+        let launched = unsafe { owner.launch(&prepared, (0, prepared.units()), Slab::NONE, 0) };
+        let ticket = match launched {
+            Ok(ticket) => ticket,
+            Err(error) => {
+                owner.release(prepared); // its slots may still be on their way to the device
+                return Err(failed(error));
+            }
+        };
         drop(owner);
         let (queue, prepared, ticket) = (queue.clone(), Some(prepared), Some(ticket));
         Ok(Self { work, targets, queue, prepared, ticket, ended: None, cancelled: false })

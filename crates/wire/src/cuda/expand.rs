@@ -8,8 +8,8 @@ use crate::pieces::{Piece, Shape, SlotPair, Span};
 /// Bytes of a piece, for one pair of slots, that one group of lanes copies at a time. The width of a slab's places.
 pub(crate) const UNIT_BYTES: u64 = 512;
 
-/// Numbers that a [`Divisor`] divides are below.
-const NUMBERS_MAX: u64 = 1 << 31;
+/// Numbers that a [`Divisor`] divides, units among them, are below.
+pub(crate) const NUMBERS_MAX: u64 = 1 << 31;
 
 /// Division by a constant through a multiplication.
 #[repr(C)]
@@ -253,20 +253,10 @@ mod tests {
     use super::*;
     use crate::cursor::Cursor;
     use crate::pieces::Dim;
+    use crate::units::Units;
 
     const FROM: u64 = 1 << 40;
     const TO: u64 = 1 << 50;
-
-    /// The units of shapes that have been checked, whatever their places: what both ends of a stream compute alike. `None` if
-    /// they cannot be numbered, which takes a terabyte.
-    fn count_units<'a>(shapes: impl IntoIterator<Item = &'a Shape>) -> Option<u64> {
-        let mut units = 0u64;
-        for shape in shapes {
-            let of_pair: u64 = shape.pieces.iter().map(|piece| piece.bytes().div_ceil(UNIT_BYTES)).sum();
-            units = units.checked_add(of_pair.checked_mul(shape.pairs.len() as u64)?)?;
-        }
-        (units < NUMBERS_MAX).then_some(units)
-    }
 
     /// What the kernel copies in unit `unit`: (from, to, place in the unit's slab, bytes), word by word.
     fn unit(expansion: &Expansion, numbering: &Numbering, pairs: &[Pair], unit: u32) -> Vec<(u64, u64, u64, u64)> {
@@ -366,7 +356,6 @@ mod tests {
         fn the_units_are_the_runs_of_the_cursor(transfer in transfer()) {
             let (expansion, numbering, pairs) = setup(Mode::Direct, &transfer);
             let shapes: Vec<Shape> = transfer.iter().map(|(shape, _)| shape.clone()).collect();
-            prop_assert_eq!(count_units(&shapes), Some(u64::from(numbering.units)));
             let mut copies = Copies::new();
             for index in 0..numbering.units {
                 for (from, to, _, bytes) in unit(&expansion, &numbering, &pairs, index) {
@@ -412,6 +401,44 @@ mod tests {
             prop_assert_eq!(copies, expected(&shapes));
         }
 
+        /// What a side without a GPU gathers or scatters is what the kernel does, from wherever it begins.
+        #[test]
+        fn the_host_walks_the_units_as_the_kernel_does(
+            transfer in transfer(),
+            first: prop::sample::Index,
+            count: prop::sample::Index,
+        ) {
+            let (gather, numbering, pairs) = setup(Mode::Gather, &transfer);
+            let (scatter, _, _) = setup(Mode::Scatter, &transfer);
+            let (shapes, set_of): (Vec<Shape>, Vec<usize>) = transfer.iter().cloned().unzip();
+            let units = Units::of(&shapes, &set_of).unwrap();
+            prop_assert_eq!(units.count(), u64::from(numbering.units));
+            let first = first.index(numbering.units as usize + 1) as u64;
+            let count = count.index(numbering.units as usize - first as usize + 1) as u64;
+            let mut walked = BTreeMap::new();
+            for (run, place) in units.walk(&shapes, first, count) {
+                for byte in 0..run.bytes {
+                    let places = (FROM + run.local_offset + byte, TO + run.remote_offset + byte);
+                    prop_assert_eq!(walked.insert(place + byte, places), None);
+                }
+            }
+            for index in 0..count {
+                let unit = |expansion| unit(expansion, &numbering, &pairs, u32::try_from(first + index).unwrap());
+                let (mut from, mut to) = (BTreeMap::new(), BTreeMap::new());
+                for (source, _, place, bytes) in unit(&gather) {
+                    from.extend((0..bytes).map(|byte| (index * UNIT_BYTES + place + byte, source + byte)));
+                }
+                for (_, target, place, bytes) in unit(&scatter) {
+                    to.extend((0..bytes).map(|byte| (index * UNIT_BYTES + place + byte, target + byte)));
+                }
+                for (place, from) in from {
+                    prop_assert_eq!(walked.remove(&place), to.remove(&place).map(|to| (from, to)));
+                }
+                prop_assert!(to.is_empty());
+            }
+            prop_assert!(walked.is_empty());
+        }
+
         #[test]
         fn the_division_is_one(value in 1..1u32 << 31, number in 0..1u32 << 31, small in 1..5000u32) {
             for value in [value, small] {
@@ -450,6 +477,6 @@ mod tests {
         let expansion = expand(Mode::Direct, &[Placed { shape: &shape, from: 0, to: 0, set: 0 }]).unwrap();
         assert!(expansion.number(&[1 << 19]).is_some());
         assert!(expansion.number(&[1 << 20]).is_none());
-        assert_eq!(count_units([&shape]), None);
+        assert!(Units::of(&[shape], &[0]).is_none());
     }
 }

@@ -1,13 +1,14 @@
-//! A source's end of a transfer between two sides that have a GPU each, through memory that the target sets aside: gathers
-//! chunks straight into the slab of the target's GPU, or into host memory from where they are put into the target's inbox over
-//! a network. The slots may be host memory on either side.
+//! The end of a source that has a GPU, of a transfer through memory that the target sets aside: gathers chunks straight into the
+//! slab of the target's GPU, or its inbox in host memory, or into host memory from where they are put into that inbox over a
+//! network. The slots may be host memory, and the target scatters with a GPU if it has one.
 //!
-//! A launch fills several chunks of a slab: as many as keep the link busy while the target empties those before. Chunks that
+//! A launch fills several chunks: as many as keep the link busy while the target empties those before. Chunks that
 //! were granted ahead are being filled while the target still reads what the transfer is.
 //!
 //! # Safety
 //!
-//! A kernel reads this side's slots and writes the chunk of the peer's slab that was granted, or a slot of this side's outbox.
+//! A kernel reads this side's slots and writes the chunk of the peer's slab or inbox that was granted, or a slot of this side's
+//! outbox.
 //! Regions and mapping are held until every kernel has ended.
 #![allow(unsafe_code, reason = "launches the kernel on memory that it holds")]
 
@@ -23,13 +24,14 @@ use crate::cuda::driver::CudaError;
 use crate::cuda::expand::{Mode, UNIT_BYTES};
 use crate::cuda::imported::Imported;
 use crate::cuda::kernel::CHUNKS;
+use crate::cuda::pinned::PinnedMapping;
 use crate::cuda::queue::{Prepared, Queue, Ticket};
 use crate::cuda::slab::Slab;
 use crate::delivery::Delivery;
 use crate::endpoint::KeyId;
 use crate::error::PutError;
 use crate::inbox::message::{Body, Bytes, DESCRIBE_BYTES, Refusal, StreamId};
-use crate::inbox::source::refusal;
+use crate::inbox::source::{SPOKEN_BYTES_MAX, refusal};
 use crate::raw::Put;
 use crate::region::{Region, RegionId};
 use crate::route::Route;
@@ -59,8 +61,12 @@ pub(crate) struct PeerSlab {
 pub(crate) enum Way {
     /// Gathered straight into its slab.
     Slab(PeerSlab),
+    /// Gathered straight into its inbox.
+    Inbox { inbox: InboxCard, pinned: Arc<PinnedMapping> },
     /// Gathered into host memory and put into its inbox.
     Staged { inbox: InboxCard, key: KeyId },
+    /// Gathered into host memory, and from there into a message.
+    Spoken { inbox: InboxCard },
 }
 
 /// One transfer.
@@ -127,15 +133,29 @@ fn failed(source: CudaError) -> PutError {
 impl Way {
     fn route(&self) -> Route {
         match self {
-            Self::Slab(_) => Route::Landing,
-            Self::Staged { .. } => Route::Staged,
+            Self::Slab(_) | Self::Inbox { .. } => Route::Landing,
+            Self::Staged { .. } | Self::Spoken { .. } => Route::Staged,
         }
     }
 
     fn card(&self) -> &InboxCard {
         match self {
             Self::Slab(slab) => &slab.card,
-            Self::Staged { inbox, .. } => inbox,
+            Self::Inbox { inbox, .. } | Self::Staged { inbox, .. } | Self::Spoken { inbox } => inbox,
+        }
+    }
+
+    /// Units of a chunk, and whether a launch may fill several. `bytes_max` bounds what is gathered at a time on this side.
+    fn chunk_units(&self, bytes_max: u32) -> (u32, bool) {
+        let units = |bytes: u32| u32::try_from(u64::from(bytes) / UNIT_BYTES).unwrap_or(0);
+        let (chunk_bytes, room) = (self.card().chunk_bytes, units(self.card().chunk_bytes));
+        // As the kernel numbers them.
+        let numbered = room.is_power_of_two() && u64::from(room) * UNIT_BYTES == u64::from(chunk_bytes);
+        match self {
+            Self::Slab(_) => (if numbered { room } else { 0 }, true),
+            Self::Inbox { .. } => (room, numbered),
+            Self::Staged { .. } => (room.min(units(bytes_max)), false),
+            Self::Spoken { .. } => (room.min(units(bytes_max)).min(units(SPOKEN_BYTES_MAX)), false),
         }
     }
 }
@@ -149,29 +169,23 @@ impl DeviceFilling {
         chunk_bytes_max: u32,
         stream: StreamId,
     ) -> Result<Self, PutError> {
+        let unavailable = PutError::RouteUnavailable { route: way.route() };
+        let (chunk_units, several) = way.chunk_units(chunk_bytes_max);
+        if chunk_units == 0 {
+            return Err(unavailable);
+        }
         let mut owner = queue.borrow_mut();
         if let Some(ready) = &work.ready {
             // SAFETY: the event is live, as whoever posted it promised.
             unsafe { owner.wait_for(ready.raw()) }.map_err(failed)?;
         }
-        let unavailable = PutError::RouteUnavailable { route: way.route() };
         let template = owner.template_of(Mode::Gather, work.parts(), None).map_err(failed)?.ok_or(unavailable)?;
         let prepared = owner.prepare(&template, &work.sets).map_err(failed)?.ok_or(unavailable)?;
         drop(owner);
-        let units_max = |bytes: u32| u32::try_from(u64::from(bytes) / UNIT_BYTES).unwrap_or(0);
-        let room = units_max(way.card().chunk_bytes);
-        let chunk_units = match &way {
-            Way::Slab(_) => room,
-            Way::Staged { .. } => room.min(units_max(chunk_bytes_max)),
-        };
-        let numbered = matches!(way, Way::Staged { .. }) || chunk_units.is_power_of_two();
-        if chunk_units == 0 || !numbered {
-            return Err(unavailable);
-        }
         let chunk_count = u64::from(prepared.units().div_ceil(chunk_units));
-        let batch = match &way {
-            Way::Slab(_) => usize::try_from(chunk_count / LAUNCHES_MIN).unwrap_or(CHUNKS).clamp(1, CHUNKS),
-            Way::Staged { .. } => 1,
+        let batch = match several {
+            true => usize::try_from(chunk_count / LAUNCHES_MIN).unwrap_or(CHUNKS).clamp(1, CHUNKS),
+            false => 1,
         };
         Ok(Self {
             work,
@@ -366,6 +380,15 @@ impl DeviceFilling {
                     delivery.put(desk.endpoint, &Put { held: 0, offset: slot.offset, key: *key, to, bytes });
                     self.sending.push(Sending { slot: slot.number, index, chunk, delivery });
                 }
+                (Way::Spoken { .. }, Some(slot)) => {
+                    let bytes = usize::try_from(u64::from(units) * UNIT_BYTES).expect("at most SPOKEN_BYTES_MAX");
+                    let mut spoken = vec![0; bytes];
+                    slot.region
+                        .read(slot.offset, &mut spoken)
+                        .expect("a slot is inside of the outbox, which is the host's");
+                    desk.outbox.put_back(slot.number);
+                    (desk.say)(Body::Filled { stream: self.stream, index, chunk: chunks[0], bytes: spoken });
+                }
                 _ => (desk.say)(Body::Chunks { stream: self.stream, index, chunks }),
             }
         }
@@ -413,7 +436,11 @@ impl DeviceFilling {
             let mut queue = self.queue.borrow_mut();
             let (place, staged): (Slab, _) = match &self.way {
                 Way::Slab(slab) => (Slab::of(slab.mapped.base(), self.chunk_units, &chunks), None),
-                Way::Staged { .. } => {
+                Way::Inbox { pinned, .. } => match &chunks[..] {
+                    [chunk] => (Slab::at(pinned.address() + u64::from(*chunk) * u64::from(card.chunk_bytes)), None),
+                    _ => (Slab::of(pinned.address(), self.chunk_units, &chunks), None),
+                },
+                Way::Staged { .. } | Way::Spoken { .. } => {
                     if self.gathering.len() + self.sending.len() >= STAGED_MAX {
                         return Ok(());
                     }

@@ -16,9 +16,12 @@ use crate::cuda::imported::NotImported;
 use crate::cuda::incoming::Incoming;
 use crate::cuda::landing::{DeviceFilling, Way};
 use crate::cuda::queue::Queue;
+use crate::cuda::target::Targets;
 use crate::error::PutError;
 use crate::inbox::message::{Refusal, StreamId};
 use crate::inbox::outbox::Outbox;
+use crate::inbox::source::Filling;
+use crate::inbox::units::UnitSource;
 use crate::region::MemoryKind;
 use crate::route::{PUTS_NOT_EMULATED, Route, RouteReason};
 use crate::transfer::{Direction, Work};
@@ -44,6 +47,16 @@ impl Carriers {
     }
 }
 
+/// What carries a transfer that has a GPU at one end.
+pub(crate) enum Carried {
+    /// Kernels of this side.
+    Gpu(DeviceCarrier),
+    /// This side has no GPU: the peer's takes the bytes out of its inbox.
+    Host(Filling),
+    /// It was over before it began.
+    Ended(Result<(), PutError>),
+}
+
 /// A route of a GPU's, at work.
 pub(crate) enum DeviceCarrier {
     Direct(Box<DeviceCopy>),
@@ -63,13 +76,14 @@ struct Facts {
     /// All of the target is mapped here, or why not.
     target: Result<(), NotImported>,
     slab_mapped: bool,
-    /// The target has a GPU of its own, which can scatter.
-    peer_gpu: bool,
+    /// All of the target is host memory.
+    to_host: bool,
     pulled: bool,
     /// The target is memory of this very GPU.
     same_gpu: bool,
-    /// The peer has an inbox in host memory, and puts into it are no messages.
+    /// The peer has an inbox in host memory, and it is mapped here.
     inbox: bool,
+    inbox_mapped: bool,
 }
 
 /// Chooses, or says which route cannot be taken, and why.
@@ -78,18 +92,20 @@ fn choose(facts: &Facts) -> Result<(Route, RouteReason), (Route, RouteReason)> {
         _ if !facts.gpu => RouteReason::NoGpu,
         Err(NotImported::NoGpu) => RouteReason::NoGpu,
         Err(NotImported::Refused(_)) => RouteReason::GpuRefused,
+        Err(NotImported::NotOffered) if facts.to_host => RouteReason::HostNotMapped,
         Err(NotImported::NotOffered) | Ok(()) => RouteReason::GpuNotMapped,
     };
     let direct = facts.gpu && facts.target.is_ok() && !facts.inbox_only;
-    let landing = facts.gpu && facts.slab_mapped && !facts.pulled;
-    let staged = facts.gpu && facts.peer_gpu && facts.inbox && !facts.pulled;
+    let slab = facts.gpu && facts.slab_mapped;
+    let landing = (slab || facts.inbox && facts.inbox_mapped) && !facts.pulled;
+    let staged = facts.inbox && !facts.pulled;
     match facts.forced {
         Some(Route::Direct) if direct => Ok((Route::Direct, RouteReason::Forced)),
         Some(Route::Landing) if landing => Ok((Route::Landing, RouteReason::Forced)),
         Some(Route::Staged) if staged => Ok((Route::Staged, RouteReason::Forced)),
         Some(route) => Err((route, why_not)),
         None if direct && facts.same_gpu => Ok((Route::Direct, RouteReason::SameGpu)),
-        None if landing && facts.between_gpus => Ok((Route::Landing, RouteReason::GpusOfOneHost)),
+        None if slab && landing && facts.between_gpus => Ok((Route::Landing, RouteReason::GpusOfOneHost)),
         None if direct => Ok((Route::Direct, RouteReason::TargetMapped)),
         None if landing => Ok((Route::Landing, why_not)),
         None if staged => Ok((Route::Staged, why_not)),
@@ -97,17 +113,17 @@ fn choose(facts: &Facts) -> Result<(Route, RouteReason), (Route, RouteReason)> {
     }
 }
 
-impl DeviceCarrier {
-    /// Chooses the route and starts. The carrier is an end if the transfer is over before it began.
+impl Carried {
+    /// Chooses the route and starts.
     pub(crate) fn choose(
         work: &Arc<Work>,
         context: &Context,
         carriers: Option<&Carriers>,
         connection: &mut Connection,
         stream: StreamId,
-    ) -> (Result<Self, Result<(), PutError>>, (Route, RouteReason)) {
+    ) -> (Self, (Route, RouteReason)) {
         if work.size.runs == 0 {
-            return (Err(Ok(())), (Route::Runs, RouteReason::Empty));
+            return (Self::Ended(Ok(())), (Route::Runs, RouteReason::Empty));
         }
         let locals = work.locals.iter().all(|local| local.kind() == MemoryKind::Cuda);
         let remotes = work.remotes.iter().all(|remote| remote.kind() == MemoryKind::Cuda);
@@ -119,43 +135,90 @@ impl DeviceCarrier {
             between_gpus: locals && remotes,
             target: targets.as_ref().map(|_| ()).map_err(|why| *why),
             slab_mapped: connection.slab().is_some(),
-            peer_gpu: connection.has_peer_gpu() || work.remotes.iter().any(|remote| remote.kind() == MemoryKind::Cuda),
+            to_host: work.remotes.iter().all(|remote| remote.kind() == MemoryKind::Host),
             pulled: work.direction == Direction::Get,
             same_gpu: context.gpu().zip(targets.as_ref().ok()).is_some_and(|(gpu, targets)| targets.are_on(gpu)),
-            inbox: connection.inbox().is_some() && context.ucx_version() >= PUTS_NOT_EMULATED,
+            inbox: connection.inbox().is_some(),
+            inbox_mapped: connection.inbox_mapped().is_some(),
         };
         let (route, reason) = match choose(&facts) {
             Ok(chosen) => chosen,
-            Err((route, reason)) => return (Err(Err(PutError::RouteUnavailable { route })), (route, reason)),
+            Err((route, reason)) => return (Self::Ended(Err(PutError::RouteUnavailable { route })), (route, reason)),
         };
         if let Some(error) = connection.withdrawn(work) {
-            return (Err(Err(error)), (route, reason));
+            return (Self::Ended(Err(error)), (route, reason));
         }
-        let unavailable = Err(PutError::RouteUnavailable { route });
-        let chunk_bytes = context.options().chunk_bytes;
-        let fill = |carriers: &Carriers, way| {
+        let started = match carriers {
+            Some(carriers) => {
+                DeviceCarrier::start(route, work, context, carriers, connection, targets, stream).map(Self::Gpu)
+            }
+            None => host(route, work, context, connection, stream).map(Self::Host),
+        };
+        (started.unwrap_or_else(|error| Self::Ended(Err(error))), (route, reason))
+    }
+}
+
+/// Gathers on the host, which is all that this side has, in the order of the GPU that scatters.
+fn host(
+    route: Route,
+    work: &Arc<Work>,
+    context: &Context,
+    connection: &mut Connection,
+    stream: StreamId,
+) -> Result<Filling, PutError> {
+    let unavailable = PutError::RouteUnavailable { route };
+    let filling = match (route, connection.inbox_mapped()) {
+        (Route::Landing, Some(inbox)) => Filling::landing(stream, inbox),
+        (Route::Staged, _) if context.ucx_version() < PUTS_NOT_EMULATED => Filling::spoken(stream),
+        (Route::Staged, _) => {
+            let inbox = connection.import_inbox().map_err(|source| PutError::Put { source })?;
+            Filling::staged(stream, inbox)
+        }
+        _ => return Err(unavailable),
+    };
+    Ok(filling.in_units(UnitSource::new(work).ok_or(unavailable)?))
+}
+
+impl DeviceCarrier {
+    fn start(
+        route: Route,
+        work: &Arc<Work>,
+        context: &Context,
+        carriers: &Carriers,
+        connection: &mut Connection,
+        targets: Result<Targets, NotImported>,
+        stream: StreamId,
+    ) -> Result<Self, PutError> {
+        let unavailable = PutError::RouteUnavailable { route };
+        let fill = |way| {
+            let chunk_bytes = context.options().chunk_bytes;
             let filling = DeviceFilling::start(&carriers.outgoing, work.clone(), way, chunk_bytes, stream);
             filling.map(Box::new)
         };
-        let started = match (route, carriers, targets) {
-            (Route::Direct, Some(carriers), Ok(targets)) => {
-                DeviceCopy::start(&carriers.outgoing, work.clone(), targets).map(|copy| Self::Direct(Box::new(copy)))
+        match (route, connection.slab().cloned(), connection.inbox().cloned()) {
+            (Route::Direct, _, _) => {
+                let targets = targets.map_err(|_| unavailable)?;
+                Ok(Self::Direct(Box::new(DeviceCopy::start(&carriers.outgoing, work.clone(), targets)?)))
             }
-            (Route::Landing, Some(carriers), _) => match connection.slab().cloned() {
-                Some(slab) => fill(carriers, Way::Slab(slab)).map(|mut filling| {
-                    filling.begin(connection.take_ahead(filling.chunk_count()));
-                    Self::Filling(filling)
-                }),
-                None => unavailable,
-            },
-            (Route::Staged, Some(carriers), _) => match (connection.inbox().cloned(), connection.import_inbox()) {
-                (Some(inbox), Ok(key)) => fill(carriers, Way::Staged { inbox, key }).map(Self::Filling),
-                (_, Err(source)) => Err(PutError::Put { source }),
-                (None, _) => unavailable,
-            },
-            _ => unavailable,
-        };
-        (started.map_err(Err), (route, reason))
+            (Route::Landing, Some(slab), _) => {
+                let mut filling = fill(Way::Slab(slab))?;
+                filling.begin(connection.take_ahead(filling.chunk_count()));
+                Ok(Self::Filling(filling))
+            }
+            (Route::Landing, None, Some(inbox)) => {
+                let pinned = connection.pin_inbox(carriers.outgoing.borrow().gpu()).ok_or(unavailable)?;
+                let pinned = pinned.map_err(|source| PutError::Cuda { source })?;
+                fill(Way::Inbox { inbox, pinned }).map(Self::Filling)
+            }
+            (Route::Staged, _, Some(inbox)) if context.ucx_version() < PUTS_NOT_EMULATED => {
+                fill(Way::Spoken { inbox }).map(Self::Filling)
+            }
+            (Route::Staged, _, Some(inbox)) => {
+                let key = connection.import_inbox().map_err(|source| PutError::Put { source })?;
+                fill(Way::Staged { inbox, key }).map(Self::Filling)
+            }
+            _ => Err(unavailable),
+        }
     }
 
     pub(crate) fn moved_bytes(&self) -> u64 {
@@ -262,10 +325,11 @@ mod tests {
         between_gpus: true,
         target: Ok(()),
         slab_mapped: true,
-        peer_gpu: true,
+        to_host: false,
         pulled: false,
         same_gpu: false,
         inbox: true,
+        inbox_mapped: false,
     };
 
     #[test]
@@ -290,11 +354,28 @@ mod tests {
             let far = Facts { target, slab_mapped: false, ..NEAR };
             assert_eq!(choose(&far), Ok((Route::Staged, reason)));
             assert_eq!(choose(&Facts { inbox: false, ..far }), Err((Route::Landing, reason)));
+            assert_eq!(choose(&Facts { inbox_mapped: true, ..far }), Ok((Route::Landing, reason)));
             let forced = Facts { forced: Some(Route::Direct), ..far };
             assert_eq!(choose(&forced), Err((Route::Direct, reason)));
         }
-        let alone = Facts { gpu: false, ..NEAR };
-        assert_eq!(choose(&alone), Err((Route::Landing, RouteReason::NoGpu)));
+    }
+
+    #[test]
+    fn a_side_without_a_gpu_takes_the_inbox() {
+        let (to, from) = (Facts { gpu: false, ..NEAR }, Facts { slab_mapped: false, to_host: true, ..NEAR });
+        let (to, from) = (to, Facts { between_gpus: false, target: Err(NotImported::NotOffered), ..from });
+        for (facts, reason) in [(to, RouteReason::NoGpu), (from, RouteReason::HostNotMapped)] {
+            assert_eq!(choose(&facts), Ok((Route::Staged, reason)));
+            let mapped = Facts { inbox_mapped: true, ..facts };
+            assert_eq!(choose(&mapped), Ok((Route::Landing, reason)));
+            let staged = Facts { forced: Some(Route::Staged), ..mapped };
+            assert_eq!(choose(&staged), Ok((Route::Staged, RouteReason::Forced)));
+            assert_eq!(choose(&Facts { inbox: false, ..mapped }), Err((Route::Landing, reason)));
+            assert_eq!(choose(&Facts { pulled: true, ..mapped }), Err((Route::Landing, reason)));
+            assert_eq!(choose(&Facts { forced: Some(Route::Direct), ..mapped }), Err((Route::Direct, reason)));
+            assert_eq!(choose(&Facts { inbox_only: true, ..mapped }), Ok((Route::Landing, reason)));
+        }
+        assert_eq!(choose(&Facts { target: Ok(()), ..from }), Ok((Route::Direct, RouteReason::TargetMapped)));
     }
 
     #[test]
@@ -306,7 +387,6 @@ mod tests {
         assert_eq!(choose(&callers), Ok((Route::Landing, RouteReason::GpuNotMapped)));
         let far = Facts { slab_mapped: false, ..callers };
         assert_eq!(choose(&far), Ok((Route::Staged, RouteReason::GpuNotMapped)));
-        assert_eq!(choose(&Facts { peer_gpu: false, ..far }), Err((Route::Landing, RouteReason::GpuNotMapped)));
     }
 
     #[test]

@@ -93,8 +93,9 @@ pub(crate) enum Body {
     Revoked {
         stream: StreamId,
     },
-    /// As `Describe`, for the GPU to scatter: the next bytes of a
-    /// [`DeviceDescription`](crate::cuda::description::DeviceDescription). Its chunks are those of the slab, or of the inbox.
+    /// As `Describe`, of a stream in the order of a GPU's ([`Units`](crate::units::Units)), which gathers it, or is to scatter
+    /// it, or both: the next bytes of a [`DeviceDescription`](crate::cuda::description::DeviceDescription). Its chunks are those of
+    /// the slab, or of the inbox.
     DescribeDevice {
         stream: StreamId,
         permit: Option<Permit>,

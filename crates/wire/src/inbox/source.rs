@@ -8,13 +8,15 @@ use ucx_sys::Status;
 use crate::address::InboxCard;
 use crate::context::Context;
 use crate::copy::{self, Stores, Window};
+use crate::cuda::expand::UNIT_BYTES;
 use crate::cursor::Cursor;
 use crate::delivery::Delivery;
 use crate::endpoint::KeyId;
 use crate::error::PutError;
 use crate::frame::FRAME_PAYLOAD_BYTES_MAX;
-use crate::inbox::message::{Body, DESCRIBE_BYTES, Description, PartDescription, Refusal, StreamId};
+use crate::inbox::message::{Body, Bytes, DESCRIBE_BYTES, Description, PartDescription, Refusal, StreamId};
 use crate::inbox::outbox::Outbox;
+use crate::inbox::units::UnitSource;
 use crate::raw::{Operation, Put, RawEndpoint};
 use crate::share::Mapped;
 use crate::transfer::{Direction, Work};
@@ -23,7 +25,7 @@ use crate::transfer::{Direction, Work};
 const PUTS_MAX: usize = 4;
 
 /// Bytes that travel as one message, where puts cannot be had: with the rest of the message they fit a frame.
-const SPOKEN_BYTES_MAX: u32 = (1 << 20) - 1024;
+pub(crate) const SPOKEN_BYTES_MAX: u32 = (1 << 20) - 1024;
 
 const _: () = assert!(SPOKEN_BYTES_MAX as usize + 1024 <= FRAME_PAYLOAD_BYTES_MAX);
 
@@ -40,6 +42,8 @@ pub(crate) struct Desk<'a> {
 pub(crate) struct Filling {
     stream: StreamId,
     way: Way,
+    /// Set if the target's GPU scatters: then the stream is that of its units.
+    units: Option<UnitSource>,
     described: bool,
     chunk_bytes: u64,
     chunk_count: u64,
@@ -96,6 +100,7 @@ impl Filling {
         Self {
             stream,
             way,
+            units: None,
             described: false,
             chunk_bytes: 0,
             chunk_count: 0,
@@ -106,6 +111,11 @@ impl Filling {
             stopping: None,
             end: None,
         }
+    }
+
+    /// In the order of a GPU's, for the target's to scatter.
+    pub(crate) fn in_units(self, units: UnitSource) -> Self {
+        Self { units: Some(units), ..self }
     }
 
     pub(crate) fn stream(&self) -> StreamId {
@@ -214,17 +224,35 @@ impl Filling {
         if let Way::Spoken = self.way {
             chunk_bytes = chunk_bytes.min(SPOKEN_BYTES_MAX);
         }
-        let parts = work.shapes.iter().zip(&work.remotes);
-        let parts = parts.map(|(shape, remote)| PartDescription::new(remote.id, shape)).collect();
-        let description = Description { chunk_bytes, parts }.encode();
+        let description = match &self.units {
+            Some(units) => {
+                let chunk_units = chunk_bytes / u32::try_from(UNIT_BYTES).expect("512");
+                // Of no unit it is refused.
+                chunk_bytes = chunk_units.max(1) * u32::try_from(UNIT_BYTES).expect("512");
+                units.describe(work, chunk_units)
+            }
+            None => {
+                let parts = work.shapes.iter().zip(&work.remotes);
+                let parts = parts.map(|(shape, remote)| PartDescription::new(remote.id, shape)).collect();
+                Description { chunk_bytes, parts }.encode()
+            }
+        };
         let total_bytes = u32::try_from(description.len()).unwrap_or(u32::MAX); // refused by the target if it is so long
         for bytes in description.chunks(DESCRIBE_BYTES) {
             let (stream, permit, bytes) = (self.stream, work.permit(), bytes.to_vec());
-            (desk.say)(Body::Describe { stream, permit, total_bytes, bytes });
+            (desk.say)(match &self.units {
+                Some(_) => Body::DescribeDevice { stream, permit, slab: false, total_bytes, bytes: Bytes(bytes) },
+                None => Body::Describe { stream, permit, total_bytes, bytes },
+            });
         }
         self.described = true;
         self.chunk_bytes = u64::from(chunk_bytes);
-        self.chunk_count = work.size.bytes.div_ceil(self.chunk_bytes);
+        self.chunk_count = self.stream_bytes(work).div_ceil(self.chunk_bytes);
+    }
+
+    /// What goes through chunks.
+    fn stream_bytes(&self, work: &Work) -> u64 {
+        self.units.as_ref().map_or(work.size.bytes, UnitSource::bytes)
     }
 
     /// Tells the target of chunks that have arrived.
@@ -249,24 +277,30 @@ impl Filling {
     fn fill(&mut self, work: &Work, desk: &mut Desk<'_>) -> Result<(), PutError> {
         let Some(&chunk) = self.credits.front() else { return Ok(()) };
         let (index, start) = (self.next_index, self.next_index * self.chunk_bytes);
-        let bytes = self.chunk_bytes.min(work.size.bytes - start);
+        let bytes = self.chunk_bytes.min(self.stream_bytes(work) - start);
         let offset = u64::from(chunk) * u64::from(desk.inbox.chunk_bytes);
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= desk.inbox.region.bytes);
         if !inside {
             return Err(PutError::Refused { refusal: Refusal::Unreadable }); // a chunk that the inbox has not got
         }
-        match &mut self.way {
+        let gather = |to: Window<'_>, offset| match &self.units {
+            Some(units) => units.gather(work, start, bytes, to, offset),
+            None => gather(work, start, bytes, to, offset),
+        };
+        let moved = match &mut self.way {
             Way::Landing { inbox } => {
-                gather(work, start, bytes, inbox.window(), offset);
+                let moved = gather(inbox.window(), offset);
                 // The message is sent behind this, and the target reads the chunk behind the message.
                 copy::publish();
                 (desk.say)(Body::Chunk { stream: self.stream, index, chunk });
+                moved
             }
             Way::Spoken => {
                 let mut spoken = vec![0; usize::try_from(bytes).expect("at most SPOKEN_BYTES_MAX")];
-                gather(work, start, bytes, Window::of(&mut spoken), 0);
+                let moved = gather(Window::of(&mut spoken), 0);
                 copy::publish();
                 (desk.say)(Body::Filled { stream: self.stream, index, chunk, bytes: spoken });
+                moved
             }
             Way::Staged { inbox, sending } => {
                 if sending.len() >= PUTS_MAX {
@@ -274,16 +308,17 @@ impl Filling {
                 }
                 let taken = desk.outbox.take(desk.context).map_err(|_| PutError::NoMemory)?;
                 let Some((slot, region, slot_offset)) = taken else { return Ok(()) };
-                gather(work, start, bytes, region.window(), slot_offset);
+                let moved = gather(region.window(), slot_offset);
                 let mut delivery = Delivery::new(desk.context, Direction::Put, vec![region]);
                 let to = desk.inbox.region.base + offset;
                 delivery.put(desk.endpoint, &Put { held: 0, offset: slot_offset, key: *inbox, to, bytes });
                 sending.push(Sending { slot, index, chunk, delivery });
+                moved
             }
-        }
+        };
         self.credits.pop_front();
         self.next_index += 1;
-        self.moved_bytes += bytes;
+        self.moved_bytes += moved;
         Ok(())
     }
 }
@@ -299,8 +334,8 @@ pub(crate) fn refusal(refusal: Refusal, work: &Work) -> PutError {
     }
 }
 
-/// Copies `bytes` bytes of the stream from `start` on to `to`, `offset` bytes from its start.
-fn gather(work: &Work, start: u64, bytes: u64, to: Window<'_>, offset: u64) {
+/// Copies `bytes` bytes of the stream from `start` on to `to`, `offset` bytes from its start. Returns how many.
+fn gather(work: &Work, start: u64, bytes: u64, to: Window<'_>, offset: u64) -> u64 {
     let mut cursor = Cursor::at(&work.shapes, start);
     let mut done = 0;
     let mut next = cursor.next(&work.shapes, bytes);
@@ -316,4 +351,5 @@ fn gather(work: &Work, start: u64, bytes: u64, to: Window<'_>, offset: u64) {
         done = ahead;
         next = after;
     }
+    done
 }

@@ -9,10 +9,12 @@ use crate::context::Context;
 use crate::copy::Stores;
 use crate::cuda::expand::UNIT_BYTES;
 use crate::cuda::incoming::Incoming;
+use crate::cuda::kernel::CHUNKS;
 use crate::cuda::scatter::{Scatterer, Scattering};
 use crate::cursor::Cursor;
 use crate::error::{RegionError, TransferError};
 use crate::inbox::message::{Body, ConnectionId, Description, Refusal, StreamId};
+use crate::inbox::units::UnitStream;
 use crate::permits::Permit;
 use crate::pieces::{Shape, Size};
 use crate::region::{MemoryKind, Region};
@@ -27,7 +29,8 @@ const AHEAD_PER_CONNECTION: usize = 4;
 /// Bytes of descriptions that one connection may have here, complete or not.
 pub(crate) const DESCRIPTION_BYTES_MAX: usize = 8 << 20;
 
-/// How long a chunk of a slab is left alone whose writer has died: its socket can break before its kernels have been stopped.
+/// How long a chunk is left alone whose writer has died, if a GPU may have been writing it: the writer's socket can break before
+/// its kernels have been stopped.
 const REST: Duration = Duration::from_secs(1);
 
 /// Connections that are served. More are not answered.
@@ -59,10 +62,10 @@ pub(crate) struct Inbox {
     scatter_turns: VecDeque<Peer>,
     /// Chunks that the GPU is scattering.
     scattering: Vec<Pending>,
-    /// Chunks of a slab whose writer is gone, and from when on they are free.
+    /// Chunks whose writer, a GPU, is gone, and from when on they are free.
     resting: VecDeque<(Instant, u32)>,
     /// Chunks that a peer may still write although nothing is heard of it any more.
-    lost: Vec<(Peer, Vec<u32>)>,
+    lost: Vec<(Peer, Opened)>,
 }
 
 /// Chunks that the GPU is scattering. What it reads and writes is held here, whatever becomes of the connection.
@@ -71,6 +74,13 @@ struct Pending {
     stream: StreamId,
     chunks: Vec<u32>,
     scattering: Option<Scattering>,
+}
+
+/// Chunks that a peer might write when its connection ended.
+struct Opened {
+    chunks: Vec<u32>,
+    /// By its GPU, perhaps.
+    by_gpu: bool,
 }
 
 #[derive(Default)]
@@ -97,8 +107,10 @@ struct Stream {
     /// What it belongs to, and whether that has been revoked: then nothing more is granted or scattered.
     permit: Option<Permit>,
     revoked: bool,
-    /// Set for a stream of GPU memory, whose shapes and regions are here, and whose size is that of its units.
+    /// Set for a stream in the order of a GPU's, whose size is that of its units: shapes and regions are here if a GPU scatters
+    /// it, or there.
     device: Option<Rc<Scatterer>>,
+    units: Option<UnitStream>,
     size: Size,
     chunk_bytes: u64,
     /// Parts that have been granted a chunk, that have been received, and that have been scattered.
@@ -144,6 +156,7 @@ impl Stream {
             permit: None,
             revoked: false,
             device: None,
+            units: None,
             size,
             chunk_bytes,
             granted: 0,
@@ -159,6 +172,11 @@ impl Stream {
         let size = Size { bytes: units * UNIT_BYTES, runs: units };
         let chunk_bytes = u64::from(device.chunk_units) * UNIT_BYTES;
         Self { device: Some(Rc::new(device)), ..Self::new(size, chunk_bytes) }
+    }
+
+    fn of_units(units: UnitStream) -> Self {
+        let (size, chunk_bytes) = (units.size(), units.chunk_bytes());
+        Self { units: Some(units), ..Self::new(size, chunk_bytes) }
     }
 
     fn chunk_count(&self) -> u64 {
@@ -178,6 +196,9 @@ impl Stream {
     fn scatter(&self, inbox: &Region, chunk_base: u64, index: u64) {
         let start = index * self.chunk_bytes;
         let bytes = self.part_bytes(index);
+        if let Some(units) = &self.units {
+            return units.scatter(inbox, chunk_base, start, bytes);
+        }
         let mut cursor = Cursor::at(&self.shapes, start);
         let mut done = 0;
         let mut next = cursor.next(&self.shapes, bytes);
@@ -302,8 +323,8 @@ impl Inbox {
     /// Forgets a connection whose peer may still write what it was granted: that is nobody's until [`recover`](Self::recover).
     pub(crate) fn lose(&mut self, peer: Peer) {
         let opened = self.part_from(peer);
-        if !opened.is_empty() {
-            let (chunks, left) = (opened.len(), self.free.len());
+        if !opened.chunks.is_empty() {
+            let (chunks, left) = (opened.chunks.len(), self.free.len());
             tracing::warn!(epoch = peer.epoch, chunks, left, "a peer that lives may still write what it was granted");
             self.lost.push((peer, opened));
         }
@@ -312,12 +333,15 @@ impl Inbox {
     /// A lost peer is certain not to write any more.
     pub(crate) fn recover(&mut self, peer: Peer) {
         let back: Vec<_> = self.lost.extract_if(.., |(of, _)| *of == peer).collect();
-        back.into_iter().for_each(|(_, chunks)| self.reclaim(chunks));
+        back.into_iter().for_each(|(_, opened)| self.reclaim(opened));
     }
 
     /// Ends a connection. Returns the chunks that its peer might write.
-    fn part_from(&mut self, peer: Peer) -> Vec<u32> {
-        let Some(connection) = self.connections.remove(&peer) else { return Vec::new() };
+    fn part_from(&mut self, peer: Peer) -> Opened {
+        let none = Opened { chunks: Vec::new(), by_gpu: false };
+        let Some(connection) = self.connections.remove(&peer) else { return none };
+        let in_units = |stream: &Stream| stream.device.is_some() || stream.units.is_some();
+        let by_gpu = self.region.kind() == MemoryKind::Cuda || connection.streams.values().any(in_units);
         self.ahead -= connection.ahead.len();
         let (opened, ready): (Vec<_>, Vec<_>) =
             connection.streams.into_values().map(|stream| (stream.open, stream.ready)).unzip();
@@ -325,11 +349,11 @@ impl Inbox {
         self.grant_turns.retain(|other| *other != peer);
         self.scatter_turns.retain(|other| *other != peer);
         self.idle.retain(|other| *other != peer);
-        opened.into_iter().chain([connection.ahead]).flatten().collect()
+        Opened { chunks: opened.into_iter().chain([connection.ahead]).flatten().collect(), by_gpu }
     }
 
-    fn reclaim(&mut self, chunks: Vec<u32>) {
-        if self.region.kind() == MemoryKind::Cuda {
+    fn reclaim(&mut self, Opened { chunks, by_gpu }: Opened) {
+        if by_gpu {
             let until = Instant::now() + REST;
             self.resting.extend(chunks.into_iter().map(|chunk| (until, chunk)));
         } else {
@@ -369,6 +393,21 @@ impl Inbox {
         let chunk_bytes = self.chunk_bytes;
         self.described(peer, stream, total_bytes, bytes, |arrived| {
             Scatterer::check(gpu, context, arrived, chunk_bytes).map(Stream::of_device)
+        })
+    }
+
+    /// The same, of a stream in the order of a GPU's that the host scatters.
+    pub(crate) fn describe_units(
+        &mut self,
+        context: &Context,
+        peer: Peer,
+        stream: StreamId,
+        total_bytes: u32,
+        bytes: &[u8],
+    ) -> Option<Reply> {
+        let chunk_bytes = self.chunk_bytes;
+        self.described(peer, stream, total_bytes, bytes, |arrived| {
+            UnitStream::check(context, arrived, chunk_bytes).map(Stream::of_units)
         })
     }
 
@@ -433,17 +472,21 @@ impl Inbox {
         }
     }
 
-    /// The peer has filled chunks for the GPU to scatter. As [`filled`](Self::filled), of all of them or none.
+    /// The peer's GPU has filled chunks, or this side's is to scatter them. As [`filled`](Self::filled), of all of them or none.
     pub(crate) fn filled_all(&mut self, peer: Peer, stream: StreamId, index: u64, chunks: Vec<u32>) {
         let chunk_bytes = self.chunk_bytes;
         let connection = self.connections.get_mut(&peer);
         let Some(stream) = connection.and_then(|connection| connection.streams.get_mut(&stream)) else { return };
-        let Some(device) = &stream.device else { return };
+        let chunks_max = match (&stream.device, &stream.units) {
+            (Some(device), _) => device.chunks_max(chunk_bytes),
+            (None, Some(_)) => CHUNKS,
+            (None, None) => return,
+        };
         let count = chunks.len() as u64;
         let fits = index.checked_add(count).is_some_and(|end| end <= stream.chunk_count());
         let distinct: BTreeSet<u32> = chunks.iter().copied().collect();
         let granted = distinct.len() == chunks.len() && distinct.is_subset(&stream.open);
-        if count == 0 || chunks.len() > device.chunks_max(chunk_bytes) || !fits || !granted {
+        if count == 0 || chunks.len() > chunks_max || !fits || !granted {
             return;
         }
         if (index..index + count).any(|index| stream.received.contains(index)) {
@@ -453,7 +496,12 @@ impl Inbox {
             stream.received.insert(index);
         }
         stream.open.retain(|chunk| !distinct.contains(chunk));
-        stream.ready.push_back((index, chunks));
+        if stream.device.is_some() {
+            stream.ready.push_back((index, chunks));
+        } else {
+            // The host takes one in a turn.
+            stream.ready.extend((index..).zip(chunks).map(|(index, chunk)| (index, vec![chunk])));
+        }
     }
 
     /// The peer has filled a chunk, or sends what belongs into it. Anything but a chunk that it was granted, for a part that

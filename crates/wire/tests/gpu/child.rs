@@ -26,8 +26,8 @@ pub(crate) enum Kind {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Setup {
-    /// The GPU, as the target sees them.
-    pub(crate) device: u32,
+    /// The GPU, as the target sees them. `None`: its context has none.
+    pub(crate) device: Option<u32>,
     /// `CUDA_VISIBLE_DEVICES` of the target.
     pub(crate) visible: Option<String>,
     pub(crate) transports: Option<String>,
@@ -37,13 +37,25 @@ pub(crate) struct Setup {
     pub(crate) bytes: u64,
     pub(crate) slab_bytes: u64,
     pub(crate) slab_chunk_bytes: u32,
+    /// Of the inbox.
+    pub(crate) chunk_bytes: u32,
 }
 
 impl Setup {
     pub(crate) fn new(bytes: u64) -> Self {
         let (slab_bytes, slab_chunk_bytes) = (16 << 20, 1 << 20);
         let (visible, transports, kinds) = (None, None, vec![Kind::Allocated]);
-        Self { device: other_device(), visible, transports, kinds, epoch: 0xb, bytes, slab_bytes, slab_chunk_bytes }
+        Self {
+            device: Some(other_device()),
+            visible,
+            transports,
+            kinds,
+            epoch: 0xb,
+            bytes,
+            slab_bytes,
+            slab_chunk_bytes,
+            chunk_bytes: ContextOptions::default().chunk_bytes,
+        }
     }
 }
 
@@ -118,16 +130,16 @@ impl Target {
 #[ignore = "the other process of the tests here; does nothing by itself"]
 fn target() {
     let Some(setup) = setup::<Setup>() else { return };
-    let cuda = CudaOptions {
+    let cuda = setup.device.map(|device| CudaOptions {
         slab_bytes: setup.slab_bytes,
         slab_chunk_bytes: setup.slab_chunk_bytes,
-        ..CudaOptions::new(setup.device)
-    };
+        ..CudaOptions::new(device)
+    });
     let transports = setup.transports.clone();
-    let options = ContextOptions { transports, cuda: Some(cuda), ..Default::default() };
+    let options = ContextOptions { transports, cuda, chunk_bytes: setup.chunk_bytes, ..Default::default() };
     let context = Context::open(&options).unwrap();
     let (worker, events) = Worker::start(&context, setup.epoch).unwrap();
-    let region = |kind: &Kind| kind.region(&context, setup.device, setup.bytes);
+    let region = |kind: &Kind| kind.region(&context, setup.device.unwrap_or(0), setup.bytes);
     let regions: Vec<Region> = setup.kinds.iter().map(region).collect();
     serve(|ask| {
         let answer = match ask {

@@ -33,8 +33,19 @@ impl End {
         bytes: u64,
         allocate: impl FnOnce(&Context, u64) -> Result<Region, kvferry_wire::RegionError>,
     ) -> Self {
-        let transports = transports.map(str::to_owned);
-        let options = ContextOptions { transports, route, cuda: Some(CudaOptions::new(0)), ..Default::default() };
+        Self::start_on(Some(0), route, transports, bytes, allocate)
+    }
+
+    /// As [`start_with`](Self::start_with), on a GPU or none.
+    pub(crate) fn start_on(
+        device: Option<u32>,
+        route: Option<Route>,
+        transports: Option<&str>,
+        bytes: u64,
+        allocate: impl FnOnce(&Context, u64) -> Result<Region, kvferry_wire::RegionError>,
+    ) -> Self {
+        let (transports, cuda) = (transports.map(str::to_owned), device.map(CudaOptions::new));
+        let options = ContextOptions { transports, route, cuda, ..Default::default() };
         let context = Context::open(&options).unwrap();
         let (worker, events) = Worker::start(&context, epoch()).unwrap();
         let pool = allocate(&context, bytes).unwrap();

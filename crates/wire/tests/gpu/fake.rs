@@ -2,25 +2,22 @@
 
 use std::process::Command;
 
-use kvferry_wire::{Context, ContextOptions, Version};
-
 /// What the tests cover of the host's side is covered: routes, credits, descriptions, exports, ends. Not what GPUs make of it.
 #[test]
 fn what_arrives_is_right_over_a_driver_that_is_none() {
     let directory = tempfile::tempdir().unwrap();
     kvferry_fake_cuda::install(directory.path()).unwrap();
-    let mut tests = vec![
+    let tests = [
         "lists::land",
         "lists::are_copied",
         "lists::are_pulled",
+        "lists::are_staged",
         "right::landing_in_a_slab",
         "right::two_sources",
         "right::between",
         "right::from_",
+        "one_sided::",
     ];
-    if Context::open(&ContextOptions::default()).unwrap().ucx_version() >= Version::new(1, 16, 0) {
-        tests.push("lists::are_staged"); // older ones make messages of puts, hence have no staged route for GPU memory
-    }
     let status = Command::new(std::env::current_exe().unwrap())
         .args(["--ignored", "--test-threads", "2"])
         .args(tests)

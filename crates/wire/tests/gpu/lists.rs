@@ -1,8 +1,8 @@
 //! Explicit lists between memory of all kinds: the library's and the caller's, of GPUs and of hosts, mixed in one list.
 
-use kvferry_wire::{List, Region, RemoteRegion, Route, RouteReason, Run, TransferId};
+use kvferry_wire::{Context, List, Region, RemoteRegion, Route, RouteReason, Run, TransferId};
 
-use crate::child::{Kind, Setup, Target};
+use crate::child::{Kind, Setup, Target, other_device};
 use crate::end::{End, pattern};
 use crate::plan::Random;
 
@@ -41,10 +41,21 @@ fn runs(random: &mut Random, kinds: u64, align: u64) -> Vec<Listed> {
 
 /// Moves lists between regions of these kinds on both sides, and compares every byte.
 fn check(route: Option<Route>, transports: Option<&str>, from: &[Kind], to: &[Kind], expected: (Route, RouteReason)) {
+    check_between((Some(0), Some(other_device())), route, transports, (from, to), expected);
+}
+
+/// The same, of sides that have a GPU or none.
+pub(crate) fn check_between(
+    (here, there): (Option<u32>, Option<u32>),
+    route: Option<Route>,
+    transports: Option<&str>,
+    (from, to): (&[Kind], &[Kind]),
+    expected: (Route, RouteReason),
+) {
     let transports_of_target = transports.map(str::to_owned);
-    let setup = Setup { transports: transports_of_target, kinds: to.to_vec(), ..Setup::new(BYTES) };
+    let setup = Setup { device: there, transports: transports_of_target, kinds: to.to_vec(), ..Setup::new(BYTES) };
     let mut target = Target::start(&setup);
-    let end = End::start(route, transports, 4096);
+    let end = End::start_on(here, route, transports, 4096, Context::allocate);
     let locals: Vec<Region> = from.iter().map(|kind| kind.region(&end.context, 0, BYTES)).collect();
     let source = pattern(BYTES + locals.len() as u64 * 8);
     let source: Vec<&[u8]> = (0..locals.len()).map(|index| &source[index * 8..][..BYTES as usize]).collect();

@@ -13,5 +13,6 @@ mod fake;
 mod framework;
 mod killed;
 mod lists;
+mod one_sided;
 mod plan;
 mod right;

@@ -13,7 +13,7 @@ use crate::plan::{Random, Shape, random};
 const BYTES: u64 = 4 << 20;
 
 /// Moves the shapes, and compares the whole of the target.
-fn check(end: &End, target: &mut Target, shapes: &[Shape], what: &str) {
+pub(crate) fn check(end: &End, target: &mut Target, shapes: &[Shape], what: &str) {
     let (endpoint, remote) = end.connect(target);
     target.fill(0xee);
     let mut expected = vec![0xee; target.card.bytes as usize];
@@ -25,7 +25,7 @@ fn check(end: &End, target: &mut Target, shapes: &[Shape], what: &str) {
     end.worker.close(endpoint).unwrap();
 }
 
-fn check_random(end: &End, target: &mut Target, rounds: u64) {
+pub(crate) fn check_random(end: &End, target: &mut Target, rounds: u64) {
     for round in 0..rounds {
         for align in [1, 2, 4, 8, 16, 48] {
             let mut numbers = Random(round * 100 + align);
@@ -36,7 +36,7 @@ fn check_random(end: &End, target: &mut Target, rounds: u64) {
 }
 
 /// Sizes around those at which something changes: a word, a unit, a block of the kernel.
-fn check_sizes(end: &End, target: &mut Target) {
+pub(crate) fn check_sizes(end: &End, target: &mut Target) {
     for size in [1, 3, 4, 8, 16, 24, 127, 128, 256, 511, 512, 513, 528, 656, 4096, 4112, 65536, 1 << 20] {
         let count = (BYTES / size).min(3000) as u32;
         let shapes = [Shape::blocks(size, count, &mut Random(size))];
@@ -61,7 +61,7 @@ fn direct_into_another_process() {
 #[test]
 #[ignore = "needs CUDA"]
 fn direct_on_the_same_gpu() {
-    let mut target = Target::start(&Setup { device: 0, ..Setup::new(BYTES) });
+    let mut target = Target::start(&Setup { device: Some(0), ..Setup::new(BYTES) });
     let end = End::start(Some(Route::Direct), None, BYTES);
     check_sizes(&end, &mut target);
     check_random(&end, &mut target, 2);
@@ -72,7 +72,7 @@ fn direct_on_the_same_gpu() {
 fn direct_to_a_gpu_that_this_process_does_not_see() {
     // Both are device 0 to themselves.
     let visible = Some(crate::child::other_device().to_string());
-    let mut target = Target::start(&Setup { device: 0, visible, ..Setup::new(BYTES) });
+    let mut target = Target::start(&Setup { device: Some(0), visible, ..Setup::new(BYTES) });
     let end = End::start(Some(Route::Direct), None, BYTES);
     check_sizes(&end, &mut target);
 }
