@@ -306,6 +306,8 @@ impl fmt::Display for End {
 
 #[cfg(test)]
 mod tests {
+    use kvferry_test_process::in_time;
+
     use super::*;
     use crate::meet::Side;
 
@@ -352,8 +354,11 @@ mod tests {
     #[test]
     fn a_kill_goes_before_words() {
         let error = r#"{"event":"error","message":"rank 1 is gone","exit_code":1}"#;
-        let (outcome, _) = run(&[&format!("echo '{error}'; exit 1"), "sleep 0.1; kill -KILL $$"], SILENCE_MAX);
-        assert_eq!(outcome, Err("sender rank 1 ended with signal 9".to_owned()));
+        // Within a second, which a busy machine may take to start a shell.
+        in_time(|| {
+            let (outcome, _) = run(&[&format!("echo '{error}'; exit 1"), "sleep 0.1; kill -KILL $$"], SILENCE_MAX);
+            outcome == Err("sender rank 1 ended with signal 9".to_owned())
+        });
     }
 
     /// Of two failures the one behind the other is reported, in whatever order their lines come.
@@ -373,9 +378,13 @@ mod tests {
             ),
             ([error("lost 1", &of(1)), "exec sleep 600".into(), "exec sleep 600".into()], "sender rank 0: lost 1"),
         ] {
-            let (outcome, _) = run(&scripts.each_ref().map(String::as_str), SILENCE_MAX);
-            let line = outcome.unwrap_err();
-            assert!(line.starts_with(expected), "{line}");
+            // As above.
+            in_time(|| {
+                let (outcome, _) = run(&scripts.each_ref().map(String::as_str), SILENCE_MAX);
+                let line = outcome.unwrap_err();
+                println!("{line}");
+                line.starts_with(expected)
+            });
         }
     }
 

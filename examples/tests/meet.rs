@@ -13,10 +13,14 @@ use kvferry_examples::failure;
 use kvferry_examples::meet::message::Message;
 use kvferry_examples::meet::tcp::Host;
 use kvferry_examples::meet::{Attendance, Cards, MeetError, Member, Refusal, Side, Terms, directory, tcp};
+use kvferry_test_process::within;
 
 const ATTENDANCE: Attendance = Attendance { senders: 2, receivers: 1 };
 const PLENTY: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(300);
+
+/// For guests to come and to hear who is missing, on a busy machine.
+const ENOUGH: Duration = Duration::from_secs(2);
 
 const SENDER_0: Member = Member { side: Side::Sender, rank: 0 };
 const SENDER_1: Member = Member { side: Side::Sender, rank: 1 };
@@ -98,6 +102,12 @@ fn all_get_all_cards_in_a_directory() {
 /// Strangers that send rubbish, or nothing, keep nobody waiting, however many they are and whenever they come.
 #[test]
 fn strangers_do_not_count() {
+    // A silent one is turned away after two seconds; nobody waits for that.
+    within(Duration::from_secs(2), met_among_strangers);
+}
+
+/// How long the guests took.
+fn met_among_strangers() -> Duration {
     let (address, host) = host(PLENTY);
     let knock = |_| TcpStream::connect(&address).unwrap();
     let _silent: Vec<_> = (0..100).map(knock).collect();
@@ -111,23 +121,25 @@ fn strangers_do_not_count() {
         assert_eq!(guest.join().unwrap().unwrap(), all_cards());
     }
     assert_eq!(host.join().unwrap(), Ok(()));
-    // A silent one is turned away after two seconds; nobody waited for that.
-    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    started.elapsed()
 }
 
 /// There is room for so many strangers, and then the one that has been silent for longest goes.
 #[test]
 fn the_longest_silent_goes_first() {
-    let (address, _host) = host(PLENTY);
-    let started = Instant::now();
-    let mut silent: Vec<_> = (0..100).map(|_| TcpStream::connect(&address).unwrap()).collect();
-    silent[0].set_read_timeout(Some(PLENTY)).unwrap();
-    assert!(matches!(silent[0].read(&mut [0]), Ok(0) | Err(_)));
-    // Else it went because it took too long.
-    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
-    silent[99].set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-    let error = silent[99].read(&mut [0]).unwrap_err();
-    assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+    // Else they go because they take too long.
+    within(Duration::from_secs(2), || {
+        let (address, _host) = host(PLENTY);
+        let started = Instant::now();
+        let mut silent: Vec<_> = (0..100).map(|_| TcpStream::connect(&address).unwrap()).collect();
+        silent[0].set_read_timeout(Some(PLENTY)).unwrap();
+        assert!(matches!(silent[0].read(&mut [0]), Ok(0) | Err(_)));
+        silent[99].set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        let last = silent[99].read(&mut [0]).map_err(|error| error.kind());
+        let took = started.elapsed();
+        assert!(last == Err(std::io::ErrorKind::WouldBlock) || took >= Duration::from_secs(2), "{last:?}");
+        took
+    });
 }
 
 /// Who is turned away comes again.
@@ -157,7 +169,7 @@ fn a_guest_that_does_not_listen() {
     let started = Instant::now();
     assert_eq!(guest(&address, RECEIVER_0, "512").join().unwrap().unwrap().receivers, [card(RECEIVER_0)]);
     // The host gives the others up after ten seconds.
-    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
     drop((silent, heavy));
     assert_eq!(host.join().unwrap(), Ok(()));
 }
@@ -165,21 +177,21 @@ fn a_guest_that_does_not_listen() {
 /// Who runs out of time before the host does can still say who is missing, and is not late.
 #[test]
 fn a_guest_with_less_time_than_its_host() {
-    let (address, _) = host(Duration::from_secs(5));
+    let (address, _) = host(PLENTY);
     let started = Instant::now();
-    let long = guest_for(SHORT * 3, &address, SENDER_0, "512");
-    let short = guest_for(SHORT * 2, &address, RECEIVER_0, "512");
-    assert_eq!(line(short.join().unwrap()), "sender rank 1 did not come within 0.6 s");
-    assert_eq!(line(long.join().unwrap()), "sender rank 1 did not come within 0.9 s");
-    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+    let long = guest_for(ENOUGH + SHORT, &address, SENDER_0, "512");
+    let short = guest_for(ENOUGH, &address, RECEIVER_0, "512");
+    assert_eq!(line(short.join().unwrap()), "sender rank 1 did not come within 2 s");
+    assert_eq!(line(long.join().unwrap()), "sender rank 1 did not come within 2.3 s");
+    assert!(started.elapsed() < PLENTY / 2, "{:?}", started.elapsed());
 }
 
 #[test]
 fn all_hear_who_is_missing() {
-    let (address, host) = host(SHORT);
+    let (address, host) = host(ENOUGH);
     let guests = [guest(&address, SENDER_0, "512"), guest(&address, RECEIVER_0, "512")];
     for guest in guests {
-        assert_eq!(line(guest.join().unwrap()), "sender rank 1 did not come within 0.3 s");
+        assert_eq!(line(guest.join().unwrap()), "sender rank 1 did not come within 2 s");
     }
     assert!(matches!(host.join().unwrap(), Err(Refusal::Missing { member: SENDER_1, .. })));
 }
@@ -237,7 +249,7 @@ fn hosts_that_are_none() {
 fn a_host_that_lets_nobody_in() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let guest = guest_for(SHORT, &address, SENDER_0, "512");
+    let guest = guest_for(ENOUGH, &address, SENDER_0, "512");
     let turned_away = thread::spawn(move || (0..3).for_each(|_| drop(accept(&listener))));
     let line = line(guest.join().unwrap());
     assert!(line.starts_with(&format!("the meeting at {address} broke off: it ended too early: ")), "{line}");
@@ -261,7 +273,7 @@ fn a_silent_host_is_left() {
     });
     let started = Instant::now();
     let outcome = tcp::meet(&address, SENDER_0, &terms("512"), vec![], ATTENDANCE, Deadline::after(SHORT));
-    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
     assert_eq!(line(outcome), format!("the meeting at {address} was not complete within 0.3 s"));
     drip.join().unwrap();
 }

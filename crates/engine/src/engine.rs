@@ -6,7 +6,7 @@ mod requests;
 
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crossbeam::channel::{self, Sender};
 use kvferry_wire::{Context, ContextOptions, CudaOptions, Version};
@@ -20,6 +20,9 @@ use crate::quarantine::Quarantine;
 use crate::shared::{Chore, Shared};
 use crate::transfer::{Receive, Send};
 use crate::workers::Workers;
+
+/// How long after the engine the wire gives a peer up, at least.
+const STALL_MARGIN_MIN: Duration = Duration::from_secs(1);
 
 /// One pair of connected instances, of which the engine that made it is a rank. Another engine knows no such link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -67,8 +70,9 @@ impl Engine {
             chunk_bytes: options.chunk_bytes,
             copy_threads: options.copy_threads,
             cpus: options.cpus.clone(),
-            // The engine gives a write up first: then the peer is asked to agree, and cut off only if it does not.
-            stall_deadline: options.patience + options.patience / 4,
+            // The engine gives a write up first: then the peer is asked to agree, and cut off only if it does not. Two threads keep
+            // the two deadlines, and either may be late.
+            stall_deadline: options.patience + (options.patience / 4).max(STALL_MARGIN_MIN),
             cuda,
             ..ContextOptions::default()
         })?;

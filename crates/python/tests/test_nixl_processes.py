@@ -118,7 +118,8 @@ def test_released_memory_is_quiet(pair: Pair) -> None:
 
 @pytest.mark.parametrize("operation", ["WRITE", "READ"])
 def test_a_killed_peer_is_an_error_and_what_was_posted_to_it_is_released(pair: Pair, operation: str) -> None:
-    handles = [pair.make(operation) for _ in range(20)]
+    # So many that some are under way when the signal comes.
+    handles = [pair.make(operation) for _ in range(100)]
     for handle in handles:
         pair.agent.transfer(handle)
     pair.process.kill()

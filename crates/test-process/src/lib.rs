@@ -17,8 +17,10 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod again;
 mod process;
 mod usage;
 
+pub use again::{in_time, within};
 pub use process::{Answers, Process, asked, say, serve, setup};
 pub use usage::{cpu_seconds, footprint};

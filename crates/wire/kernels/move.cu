@@ -128,8 +128,9 @@ static __device__ __forceinline__ void copy_units(const Job &job, const Entry &e
     }
 }
 
-// Copies the units nth .. nth + GROUPS of the job, as far as they are before `end`: by a warp.
-static __device__ __forceinline__ void move_units(const Job &job, const Set *sets, const Pair *pairs, const u32 *starts, u32 nth,
+// Copies units of the job from nth on, by a warp, and returns how many: if GROUPS of them are of one stretch of one stream all that
+// follow there before `end`, which are looked up once, else GROUPS.
+static __device__ __forceinline__ u32 move_units(const Job &job, const Set *sets, const Pair *pairs, const u32 *starts, u32 nth,
                                                   u32 end, u32 in_warp) {
     const u32 group = in_warp / LANES;
     const bool active = nth + group < end;
@@ -161,11 +162,15 @@ static __device__ __forceinline__ void move_units(const Job &job, const Set *set
     const u32 first_low = __shfl_sync(every, low, 0), first_pair = __shfl_sync(every, pair_place, 0);
     const u32 first_in_entry = __shfl_sync(every, in_entry, 0);
     if (__all_sync(every, active && low == first_low && pair_place == first_pair)) {
-        // One stretch of one stream: whole warps make longer packets of it.
-        copy_units<32>(job, entry, pair, nth, first_in_entry, GROUPS, in_warp);
-    } else if (active) {
-        copy_units<LANES>(job, entry, pair, nth + group, in_entry, 1, in_warp % LANES);
+        // Whole warps make longer packets.
+        const u32 stream_units = (u32)((((u64)entry.words << entry.width_log2) + UNIT_BYTES - 1) / UNIT_BYTES);
+        const u32 chunk_units = (1u << job.chunk_shift) - (nth & ((1u << job.chunk_shift) - 1));
+        const u32 units = min(min(end - nth, chunk_units), stream_units - first_in_entry);
+        copy_units<32>(job, entry, pair, nth, first_in_entry, units, in_warp);
+        return units;
     }
+    if (active) copy_units<LANES>(job, entry, pair, nth + group, in_entry, 1, in_warp % LANES);
+    return GROUPS;
 }
 
 extern "C" __global__ void __launch_bounds__(512, 1) kvferry_move(const __grid_constant__ Job job) {
@@ -191,7 +196,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) kvferry_move(const __grid_c
             if (stopped == (u32)job.number) next = tiles;
         }
         const u32 end = min(job.count, (tile + 1) * job.tile);
-        for (u32 nth = tile * job.tile; nth < end; nth += GROUPS) move_units(job, sets, pairs, starts, nth, end, in_warp);
+        for (u32 nth = tile * job.tile; nth < end;) nth += move_units(job, sets, pairs, starts, nth, end, in_warp);
         tile = __shfl_sync(0xffffffff, next, 0);
     }
     __syncthreads();

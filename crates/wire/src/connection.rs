@@ -254,6 +254,11 @@ impl Connection {
         say(&self.raw, sender, self.peer_epoch, Message { connection: self.connection(), body });
     }
 
+    /// Says something to the peer's worker that is about another connection.
+    pub(crate) fn pass_on(&mut self, sender: &Sender<'_>, message: Message) {
+        say(&self.raw, sender, self.peer_epoch, message);
+    }
+
     fn connection(&self) -> ConnectionId {
         ConnectionId(self.id.0)
     }

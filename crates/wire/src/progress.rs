@@ -329,8 +329,20 @@ impl Progress {
                 self.fail(connection, status);
             }
         }
-        let answers = self.service.take_failed().into_iter();
-        self.closing.extend(answers.map(|(peer, raw)| (Closed::Answer(peer), raw.close(true))));
+        for (peer, raw) in self.service.take_failed() {
+            self.tell_unanswered(peer);
+            self.closing.push((Closed::Answer(peer), raw.close(true)));
+        }
+    }
+
+    /// A source that is not answered any more would not know. It is told on a connection that this side has made to it, if there
+    /// is one that has not failed as well.
+    fn tell_unanswered(&mut self, peer: Peer) {
+        let sender = Sender { epoch: self.epoch, address: &self.address, unsent: &self.unsent };
+        let mut to_peer = self.connections.values_mut().filter(|connection| connection.peer_epoch == peer.epoch);
+        if let Some(own) = to_peer.find(|connection| connection.failure(true) == Status::OK) {
+            own.pass_on(&sender, Message { connection: peer.connection, body: Body::Unanswered });
+        }
     }
 
     fn fail(&mut self, connection: Connection, status: Status) {
@@ -457,6 +469,11 @@ impl Progress {
             (Body::Ahead { chunks }, _) if from_peer => {
                 if let Some(connection) = self.connections.get_mut(&endpoint) {
                     connection.add_ahead(chunks);
+                }
+            }
+            (Body::Unanswered, _) if from_peer => {
+                if let Some(connection) = self.connections.remove(&endpoint) {
+                    self.fail(connection, Status::ERR_CONNECTION_RESET);
                 }
             }
             (Body::Grant { before, chunks, .. }, Some(transfer)) => transfer.granted(before, &chunks),

@@ -164,7 +164,8 @@ impl Service {
             | Body::Landed { .. }
             | Body::Refused { .. }
             | Body::Dropped { .. }
-            | Body::Revoked { .. } => {}
+            | Body::Revoked { .. }
+            | Body::Unanswered => {}
         }
         None
     }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::net::TcpListener;
 use std::path::Path;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use kvferry_examples::meet::message::Message;
@@ -14,9 +15,15 @@ const JOB: &str = "--tokens 64 --from pp2 --to tp1";
 const SENDER_0: Member = Member { side: Side::Sender, rank: 0 };
 const SENDER_1: Member = Member { side: Side::Sender, rank: 1 };
 
-/// An address that was free a moment ago.
+/// An address that was free a moment ago, below the ports that the kernel gives to whoever asks for any: the workers of the tests
+/// beside this one do.
 fn address() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let port = |number: u16| 10_000 + number % 20_000;
+    let first = u16::try_from(std::process::id() % 20_000).unwrap();
+    let ports = std::iter::repeat_with(|| port(first + NEXT.fetch_add(1, Ordering::Relaxed)));
+    let free = ports.take(1000).find_map(|port| TcpListener::bind(("127.0.0.1", port)).ok());
+    free.expect("one of a thousand").local_addr().unwrap().to_string()
 }
 
 /// Two senders and a receiver, started in an order in which nobody is ready for anybody.

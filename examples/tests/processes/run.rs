@@ -1,11 +1,12 @@
 //! Starts programs and waits for their end, but not for ever.
 
 use std::fmt;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use kvferry_examples::event::{Event, Phase};
 use serde_json::Value;
 
 /// No run of any test takes this long unless it hangs, however busy the machine.
@@ -73,6 +74,18 @@ pub(crate) fn run(program: &'static str, line: &str) -> Ended {
 }
 
 impl Running {
+    /// Waits until a rank says that bytes of its own have moved, or has ended without having had to say so. What it says later is
+    /// read and forgotten, so that it never waits for a reader.
+    pub(crate) fn wait_for_first_bytes(&mut self) {
+        let mut lines = BufReader::new(self.process.stdout.take().unwrap()).lines();
+        let moves = |line: String| {
+            let event = serde_json::from_str(&line).unwrap();
+            matches!(event, Event::Progress { phase: Phase::Move, done_bytes: 1.., .. })
+        };
+        lines.any(|line| moves(line.unwrap()));
+        thread::spawn(move || lines.for_each(drop));
+    }
+
     /// Waits for the end. Whatever of standard output was not taken before is in the result.
     pub(crate) fn end(mut self) -> Ended {
         let stdout = self.process.stdout.take().map(read_all);

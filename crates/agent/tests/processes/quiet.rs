@@ -1,14 +1,15 @@
 //! Cancelled transfers: once they are released, no byte of them moves.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvferry_agent::{Operation, State};
+use kvferry_test_process::within;
 
 use crate::child::Other;
 use crate::end::{DEADLINE, End, WAYS};
 
 /// Trials of each way and direction.
-fn trials() -> u8 {
+fn trials() -> u32 {
     std::env::var("KVFERRY_CANCEL_TRIALS").map_or(20, |trials| trials.parse().unwrap())
 }
 
@@ -18,7 +19,11 @@ fn memory_is_used_again_right_after_the_release_and_does_not_change() {
         let (end, mut other) = (End::start(way), Other::start("other", way));
         let remote = end.list(&other);
         let mut cut = 0;
-        for trial in 0..trials() {
+        // More, if all of them were over before they were given up.
+        for trial in 0..10 * trials() {
+            if trial >= trials() && cut > 0 {
+                break;
+            }
             let pause = Duration::from_micros(300 * u64::from(trial % 10));
             // What was to be sent is overwritten: were it still read, the peer would show it.
             end.memory.fill(1);
@@ -50,11 +55,14 @@ fn a_transfer_that_is_dropped_in_its_middle_is_cancelled_and_nobody_waits() {
         let remote = end.list(&other);
         end.agent.connect("other", DEADLINE).unwrap();
         other.process.stop();
-        let transfer = end.all(operation, &remote, b"");
-        let _ = transfer.post(None).unwrap();
-        let start = std::time::Instant::now();
-        drop(transfer);
-        assert!(start.elapsed() < Duration::from_millis(500), "{operation:?}: a destructor waited");
+        // A destructor does not wait.
+        within(Duration::from_millis(500), || {
+            let transfer = end.all(operation, &remote, b"");
+            let _ = transfer.post(None).unwrap();
+            let start = Instant::now();
+            drop(transfer);
+            start.elapsed()
+        });
         other.process.go_on();
         end.memory.fill(6);
         let next = end.all(Operation::Write, &remote, b"next");

@@ -5,7 +5,7 @@ use std::time::Duration;
 use kvferry::{Engine, EngineOptions, InstanceCard, Link, Receive, RequestKey, Send};
 use kvferry_layout::{Dtype, GroupKind, GroupSpec, Layer, LayerMask, RankSpec, Role, RowSpec, Slot, block_major};
 use kvferry_match::BlockMap;
-use kvferry_wire::{Region, Route};
+use kvferry_wire::{Region, Route, Version};
 use serde::{Deserialize, Serialize};
 
 /// Tokens of a block, each of 64 KiB.
@@ -55,6 +55,16 @@ impl Rank {
         let region = engine.allocate(&mut table).unwrap().remove(0);
         engine.publish(table, vec![region.clone()]).unwrap();
         Self { engine, region }
+    }
+
+    /// Whether all that comes this way comes through this rank's inbox. Slots are so large that they are put where they belong
+    /// over tcp, unless it is a UCX that makes messages of puts.
+    pub(crate) fn takes_inbox(&self, way: Way) -> bool {
+        match way {
+            Way::Direct => false,
+            Way::Landing | Way::Staged => true,
+            Way::Tcp => self.engine.ucx_version() < Version::new(1, 16, 0),
+        }
     }
 
     /// The card of the instance, which has this rank only.

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use kvferry_test_process::within;
+
 use crate::child::{Other, with_destination, with_source};
 use crate::rank::{WAYS, all_slots, key};
 
@@ -15,10 +17,12 @@ fn a_restarted_source_serves_the_survivor_at_once() {
     for way in WAYS {
         let (mut source, destination, link) = with_source(way, PATIENCE);
         let slots = all_slots();
-        for life in 0..3u32 {
-            let receive = destination.receive(link, key(u64::from(life), 0), &slots).unwrap();
+        let mut requests = 0..;
+        let mut next_life = || {
+            let request = requests.next().unwrap();
+            let receive = destination.receive(link, key(request, 0), &slots).unwrap();
             // In the middle of a request, which is lost.
-            let _ = source.send(key(u64::from(life), 0), &slots, 1);
+            let _ = source.send(key(request, 0), &slots, 1);
             source.process.kill();
             let _ = receive.wait(PATIENCE).unwrap();
             source = Other::start(way, 0, PATIENCE);
@@ -26,8 +30,8 @@ fn a_restarted_source_serves_the_survivor_at_once() {
             source.connect([&from, &to], || ());
             let back = Instant::now();
             for attempt in 1.. {
-                assert!(back.elapsed() < BACK, "{way:?}: nothing moved within {:?}", back.elapsed());
-                let key = key(u64::from(life), attempt);
+                assert!(back.elapsed() < PATIENCE, "{way:?}: nothing moved within {:?}", back.elapsed());
+                let key = key(request, attempt);
                 let Ok(receive) = destination.receive(link, key, &slots[..4]) else { continue };
                 let _ = source.send(key, &slots[..4], 9);
                 if receive.wait(PATIENCE).unwrap().is_ok() {
@@ -36,7 +40,9 @@ fn a_restarted_source_serves_the_survivor_at_once() {
                     break;
                 }
             }
-        }
+            back.elapsed()
+        };
+        (0..3).for_each(|_| within(BACK, &mut next_life));
     }
 }
 
@@ -46,15 +52,17 @@ fn a_restarted_destination_is_served_by_the_survivor_at_once() {
         let (source, mut destination, link) = with_destination(way, PATIENCE);
         let slots = all_slots();
         source.fill(&slots, 5);
-        for life in 0..2u32 {
+        let mut requests = 0..;
+        let mut next_life = || {
+            let request = requests.next().unwrap();
             destination.process.kill();
             destination = Other::start(way, 0, PATIENCE);
             let (from, to) = (source.card(), destination.card.clone());
             destination.connect([&from, &to], || ());
             let back = Instant::now();
             for attempt in 1.. {
-                assert!(back.elapsed() < BACK, "{way:?}: nothing moved within {:?}", back.elapsed());
-                let key = key(u64::from(life), attempt);
+                assert!(back.elapsed() < PATIENCE, "{way:?}: nothing moved within {:?}", back.elapsed());
+                let key = key(request, attempt);
                 let Ok(()) = destination.receive(key, &slots[..4]) else { continue };
                 let Ok(send) = source.send(link, key, &slots[..4]) else {
                     destination.cancel(key);
@@ -66,6 +74,8 @@ fn a_restarted_destination_is_served_by_the_survivor_at_once() {
                     break;
                 }
             }
-        }
+            back.elapsed()
+        };
+        (0..2).for_each(|_| within(BACK, &mut next_life));
     }
 }

@@ -15,6 +15,7 @@
 //!   Drop                       ->       nothing more comes of this stream, none of its chunks is written any more
 //!                              <-     Dropped: nothing of it is scattered any more
 //!   Bye                        ->       nothing more comes, no chunk is written any more
+//!                              <-     Unanswered: the way back has failed, nothing is answered any more
 //! ```
 
 use std::sync::Arc;
@@ -112,6 +113,8 @@ pub(crate) enum Body {
     Ahead {
         chunks: Vec<u32>,
     },
+    /// What the target answers through has failed. Said on another connection, it ends the one that it is about.
+    Unanswered,
 }
 
 /// Bytes that are copied as one. Those of a `Vec` are encoded one by one, which takes longer than to send them.
@@ -272,6 +275,7 @@ mod tests {
             Body::DescribeDevice { stream, permit: None, slab: true, total_bytes: 400, bytes: Bytes(vec![9; 300]) },
             Body::Chunks { stream, index: 5, chunks: vec![3, 1] },
             Body::Ahead { chunks: vec![7] },
+            Body::Unanswered,
         ] {
             let message = Message { connection: ConnectionId(1), body };
             assert_eq!(Message::parse(&message.encode()), Some(message));

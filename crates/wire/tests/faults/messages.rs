@@ -1,6 +1,7 @@
 //! The messages of the inbox: the source's are Hello, Describe and the chunks, the target's grants and the end.
 
 use kvferry_fake_ucx::{Act, Fault, Rule, Script};
+use kvferry_test_process::in_time;
 use kvferry_wire::{PutError, Route, Status, TransferId};
 
 use super::{STALL, Stage, once, play};
@@ -81,17 +82,46 @@ pub(crate) fn a_cancel_that_is_not_answered_ends_at_the_stall_deadline() {
     ];
     for route in [Route::Landing, Route::Staged] {
         for (second, deadline, expected) in cases {
-            let rules = [Some((1, 0)), second].into_iter().flatten().map(|(worker, nth)| lost(worker, nth)).collect();
-            let _session = play(Script { rules, ..Script::default() });
-            let stage = Stage::new(route, deadline);
-            stage.put(1);
-            std::thread::sleep(STALL / 4); // so that it is under way
-            stage.a.worker.cancel(TransferId(1)).unwrap();
-            let (result, failed) = stage.end();
-            assert_eq!((result, failed), (expected, expected == TIMED_OUT), "{route}, {second:?}");
-            if !failed {
-                stage.check_next("after the cancel");
-            }
+            let rules: Vec<Rule> =
+                [Some((1, 0)), second].into_iter().flatten().map(|(worker, nth)| lost(worker, nth)).collect();
+            in_time(|| {
+                let _session = play(Script { rules: rules.clone(), ..Script::default() });
+                let stage = Stage::new(route, deadline);
+                stage.put(1);
+                std::thread::sleep(STALL / 4); // so that it is under way, or else it ends without a word to its target
+                stage.a.worker.cancel(TransferId(1)).unwrap();
+                let (result, failed) = stage.end();
+                assert_eq!(failed, result == TIMED_OUT, "{route}, {second:?}: {result:?}");
+                if !failed {
+                    stage.check_next("after the cancel");
+                }
+                assert!(result == expected || result == Err(PutError::Cancelled), "{route}, {second:?}: {result:?}");
+                result == expected
+            });
         }
+    }
+}
+
+/// Well before the stall deadline, and a new connection is as good as the first.
+pub(crate) fn a_source_whose_answers_are_cut_off_is_told() {
+    const BROKEN: Status = Status::ERR_IO_ERROR;
+    for route in [Route::Landing, Route::Staged] {
+        let mut cut = 0;
+        // Grants, and the end.
+        for nth in 0..6 {
+            let _session = once(1, Act::Send, nth, Fault::Break(BROKEN));
+            let mut stage = Stage::new(route, DEADLINE);
+            stage.put(1);
+            match stage.end() {
+                (Ok(()), false) => assert!(stage.is_whole(), "{route}, message {nth}"),
+                (Err(PutError::Endpoint { source: Status::ERR_CONNECTION_RESET, settled: false }), true) => {
+                    cut += 1;
+                    stage.connect_again();
+                }
+                end => panic!("{route}, message {nth}: {end:?}"),
+            }
+            stage.check_next(&format!("{route}, message {nth}"));
+        }
+        assert!(cut > 1, "{route}: {cut}");
     }
 }

@@ -6,6 +6,7 @@
 //! | an endpoint fails, or its peer dies | its transfers end with an error each, [`Event::EndpointFailed`] is told once, other endpoints go on |
 //! | a message of the inbox is lost | its transfer ends at the stall deadline, or had no need of the message |
 //! | such a message comes twice, or late | the bytes are right |
+//! | what the target answers through fails | as if the source's endpoint had failed, if the target has one to the source |
 //! | such a message is overtaken or damaged | the transfer ends, and touches nothing outside of what is registered |
 //! | anything of that, at random, among many transfers and cancels | each ends once; what ends well is whole |
 //!
@@ -40,6 +41,7 @@ macro_rules! faults {
             a_message_that_comes_twice_or_late_changes_nothing
             a_message_that_is_overtaken_or_damaged_ends_its_transfer_or_changes_nothing
             a_cancel_that_is_not_answered_ends_at_the_stall_deadline
+            a_source_whose_answers_are_cut_off_is_told
             noise_of_every_kind_loses_transfers_and_never_bytes
         }
     };
@@ -103,6 +105,12 @@ impl Stage {
         let (source, target) = (filled(&a.context, &pattern(BYTES)), b.context.allocate(BYTES).unwrap());
         let remote = a.worker.import(a.to_peer, &target.card()).unwrap();
         Self { a, b, source, target, remote }
+    }
+
+    /// In place of a connection that has failed.
+    fn connect_again(&mut self) {
+        self.a.to_peer = self.a.worker.connect(self.b.worker.address(), self.b.epoch).unwrap();
+        self.remote = self.a.worker.import(self.a.to_peer, &self.target.card()).unwrap();
     }
 
     fn put(&self, transfer: u64) {

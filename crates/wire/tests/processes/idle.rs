@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvferry_test_process::cpu_seconds;
+use kvferry_test_process::{cpu_seconds, within};
 
 use crate::child::Target;
 use crate::end::{DEADLINE, End, PIECE, WAYS};
@@ -15,15 +15,17 @@ fn an_idle_worker_sleeps() {
         let end = End::start(way, PIECE, DEADLINE);
         end.connect(&target);
         std::thread::sleep(Duration::from_millis(100));
-        // The tests of this binary run beside this one, so the time of this process says nothing.
-        let (ours, theirs) = (cpu_seconds(), target.cpu_seconds());
-        std::thread::sleep(Duration::from_secs(3));
-        let (ours, theirs) = (cpu_seconds() - ours, target.cpu_seconds() - theirs);
-        println!(
-            "{way:?}: {:.2} % of a core at the target, {:.2} % here with the other tests",
-            theirs / 0.03,
-            ours / 0.03
-        );
-        assert!(theirs < 0.03, "{theirs} CPU seconds in 3 s");
+        within(Duration::from_millis(30), || {
+            // The tests of this binary run beside this one, so the time of this process says nothing.
+            let (ours, theirs) = (cpu_seconds(), target.cpu_seconds());
+            std::thread::sleep(Duration::from_secs(3));
+            let (ours, theirs) = (cpu_seconds() - ours, target.cpu_seconds() - theirs);
+            println!(
+                "{way:?}: {:.2} % of a core at the target, {:.2} % here with the other tests",
+                theirs / 0.03,
+                ours / 0.03
+            );
+            Duration::from_secs_f64(theirs)
+        });
     }
 }

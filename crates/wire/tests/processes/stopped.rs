@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use kvferry_test_process::{in_time, within};
 use kvferry_wire::{Event, Part, PutError, Route, Status, TransferId};
 
 use crate::child::Target;
-use crate::end::{DEADLINE, End, PIECE, WAYS, pattern};
+use crate::end::{DEADLINE, End, PIECE, WAYS, Way, pattern};
 
 const BYTES: u64 = 8 << 20;
 
@@ -61,57 +62,72 @@ fn nothing_to_move_is_a_success_even_with_a_stopped_peer() {
 #[test]
 fn a_peer_that_stays_stopped_is_given_up() {
     for way in [WAYS[1], WAYS[4], WAYS[5]] {
-        let mut target = Target::start(way.0, 1, BYTES);
         // Long enough for a busy machine to move what it can move.
         let deadline = Duration::from_secs(2);
-        let end = End::start(way, BYTES, deadline);
-        let (endpoint, remote) = end.connect(&target);
-        target.process.stop();
-        let start = Instant::now();
-        end.put(endpoint, TransferId(1), end.part(remote, BYTES / PIECE));
-        let result = end.done(TransferId(1));
-        assert_eq!(result, Err(PutError::Endpoint { source: Status::ERR_TIMED_OUT, settled: false }), "{way:?}");
-        assert!(start.elapsed() < 4 * deadline, "{way:?}: {:?}", start.elapsed());
+        within(4 * deadline, || {
+            let mut target = Target::start(way.0, 1, BYTES);
+            let end = End::start(way, BYTES, deadline);
+            let (endpoint, remote) = end.connect(&target);
+            target.process.stop();
+            let start = Instant::now();
+            end.put(endpoint, TransferId(1), end.part(remote, BYTES / PIECE));
+            let result = end.done(TransferId(1));
+            let took = start.elapsed();
+            assert_eq!(result, Err(PutError::Endpoint { source: Status::ERR_TIMED_OUT, settled: false }), "{way:?}");
 
-        // What had left may still arrive when the peer goes on: the target is exposed until it says otherwise. Nothing else is
-        // touched, and a new connection works.
-        target.process.go_on();
-        let (endpoint, remote) = end.connect(&target);
-        end.put(endpoint, TransferId(2), end.part(remote, BYTES / PIECE));
-        end.done(TransferId(2)).unwrap();
-        assert!(target.holds(&pattern(BYTES)), "{way:?}");
+            // What had left may still arrive when the peer goes on: the target is exposed until it says otherwise. Nothing else is
+            // touched, and a new connection works.
+            target.process.go_on();
+            let (endpoint, remote) = end.connect(&target);
+            end.put(endpoint, TransferId(2), end.part(remote, BYTES / PIECE));
+            end.done(TransferId(2)).unwrap();
+            assert!(target.holds(&pattern(BYTES)), "{way:?}");
+            took
+        });
     }
 }
 
 /// A cancel needs the peer where the peer writes the bytes itself; what the peer has no part in ends without it.
 #[test]
 fn a_cancel_waits_for_a_stopped_peer_only_where_that_writes_and_not_for_ever() {
+    let deadline = Duration::from_secs(2);
     for way in [WAYS[0], WAYS[1], WAYS[4]] {
-        let mut target = Target::start(way.0, 1, BYTES);
-        let deadline = Duration::from_secs(1);
-        let end = End::start(way, BYTES, deadline);
-        let (endpoint, remote) = end.connect(&target);
-        target.process.stop();
-        // Many of them: a few may be over before they are given up where the peer is not needed.
-        (1..=50).for_each(|transfer| end.put(endpoint, TransferId(transfer), end.part(remote, BYTES / PIECE)));
-        if way.1 != Route::Direct {
-            std::thread::sleep(deadline / 10); // what has not begun is given up without a word
-        }
-        (1..=50).for_each(|transfer| end.worker.cancel(TransferId(transfer)).unwrap());
-        let start = Instant::now();
-        let ends: Vec<_> = (1..=50).map(|transfer| end.done(TransferId(transfer))).collect();
-        let cut_off = Err(PutError::Endpoint { source: Status::ERR_TIMED_OUT, settled: false });
-        let expected = if way.1 == Route::Direct { Err(PutError::Cancelled) } else { cut_off };
-        assert!(ends.iter().all(|end| *end == expected || *end == Err(PutError::Cancelled) || end.is_ok()), "{ends:?}");
-        assert!(ends.contains(&expected), "{way:?}: {ends:?}");
-        assert!(start.elapsed() < 4 * deadline, "{way:?}: {:?}", start.elapsed());
-        target.process.go_on();
-        if way.1 != Route::Direct {
-            continue;
-        }
+        in_time(|| {
+            let mut cancelled = false;
+            within(4 * deadline, || {
+                let took;
+                (cancelled, took) = cancelled_while_stopped(way, deadline);
+                took
+            });
+            cancelled
+        });
+    }
+}
+
+/// Whether there was something left to cancel, and how long that took.
+fn cancelled_while_stopped(way: Way, deadline: Duration) -> (bool, Duration) {
+    let mut target = Target::start(way.0, 1, BYTES);
+    let end = End::start(way, BYTES, deadline);
+    let (endpoint, remote) = end.connect(&target);
+    target.process.stop();
+    // Many of them: a few may be over before they are given up where the peer is not needed.
+    (1..=50).for_each(|transfer| end.put(endpoint, TransferId(transfer), end.part(remote, BYTES / PIECE)));
+    if way.1 != Route::Direct {
+        std::thread::sleep(deadline / 20); // what has not begun is given up without a word
+    }
+    (1..=50).for_each(|transfer| end.worker.cancel(TransferId(transfer)).unwrap());
+    let start = Instant::now();
+    let ends: Vec<_> = (1..=50).map(|transfer| end.done(TransferId(transfer))).collect();
+    let took = start.elapsed();
+    let cut_off = Err(PutError::Endpoint { source: Status::ERR_TIMED_OUT, settled: false });
+    let expected = if way.1 == Route::Direct { Err(PutError::Cancelled) } else { cut_off };
+    assert!(ends.iter().all(|end| *end == expected || *end == Err(PutError::Cancelled) || end.is_ok()), "{ends:?}");
+    target.process.go_on();
+    if way.1 == Route::Direct {
         // The connection is as good as before.
         end.put(endpoint, TransferId(51), end.part(remote, BYTES / PIECE));
         end.done(TransferId(51)).unwrap();
         assert!(target.holds(&pattern(BYTES)), "{way:?}");
     }
+    (ends.contains(&expected), took)
 }

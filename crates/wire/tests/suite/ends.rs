@@ -13,6 +13,14 @@ const PIECE: u64 = 4096;
 const ROUNDS: u64 = 6;
 const TOGETHER: u64 = 3;
 
+/// What is given up may be over by then: rounds are added, of more transfers each, until it was not, or there are so many.
+const ROUNDS_MAX: u64 = 10 * ROUNDS;
+
+/// Transfers of a round, so many that even the fastest are not over before this thread comes to give them up.
+fn together(round: u64) -> u64 {
+    TOGETHER * (1 + round / ROUNDS)
+}
+
 pub(crate) fn a_closed_endpoint_ends_its_transfers_and_takes_no_more(way: &Way) {
     const TRANSFERS: u64 = 40;
     let [a, b] = pair(&way.roomy());
@@ -85,15 +93,19 @@ pub(crate) fn once_a_cancel_is_said_to_be_over_not_a_byte_changes(way: &Way) {
         a.done().1.unwrap();
         start.elapsed()
     })[1];
-    let mut cancelled = 0;
-    for round in 0..ROUNDS {
-        // Several, so that even the fastest are not over before this thread comes to cancel them.
-        (0..TOGETHER).for_each(|transfer| put_all(a, &memory, transfer));
+    let (mut cancelled, mut all) = (0, 0);
+    for round in 0..ROUNDS_MAX {
+        if round >= ROUNDS && cancelled > 0 {
+            break;
+        }
+        let together = together(round);
+        all += together;
+        (0..together).for_each(|transfer| put_all(a, &memory, transfer));
         // From at once to the end, in no order, and early rather than late: half of them before a quarter has moved.
         let step = (round * 5 % ROUNDS) as u32;
         std::thread::sleep(takes * (TOGETHER as u32 * step * step) / ((ROUNDS - 1) * (ROUNDS - 1)) as u32);
-        (0..TOGETHER).for_each(|transfer| a.worker.cancel(TransferId(transfer)).unwrap());
-        for _ in 0..TOGETHER {
+        (0..together).for_each(|transfer| a.worker.cancel(TransferId(transfer)).unwrap());
+        for _ in 0..together {
             match a.done().1 {
                 Ok(_) => {}
                 Err(PutError::Cancelled) => cancelled += 1,
@@ -104,10 +116,10 @@ pub(crate) fn once_a_cancel_is_said_to_be_over_not_a_byte_changes(way: &Way) {
         std::thread::sleep(Duration::from_millis(5));
         assert!(bytes(&memory.target) == canary, "{way:?}, round {round}: late bytes");
     }
-    println!("{way:?}: {cancelled} of {} cancelled, a whole one takes {takes:?}", ROUNDS * TOGETHER);
+    println!("{way:?}: {cancelled} of {all} cancelled, a whole one takes {takes:?}");
     assert!(cancelled > 0, "{way:?}: no cancel came in time");
     // What they held is free again.
-    put_all(a, &memory, ROUNDS);
+    put_all(a, &memory, 0);
     a.done().1.unwrap();
     assert!(bytes(&memory.target) == pattern(BYTES), "{way:?}");
 }
@@ -148,12 +160,16 @@ pub(crate) fn what_its_target_has_revoked_changes_not_a_byte_more(way: &Way) {
         let permitted = Permitted { permit, inbox_only: transfer.is_multiple_of(2) };
         a.worker.put_permitted(a.to_peer, TransferId(transfer), vec![part], permitted, None).unwrap();
     };
-    let mut cut = 0;
-    for round in 0..ROUNDS {
-        let permit = Permit(round);
+    let (mut cut, mut all) = (0, 0);
+    for round in 0..ROUNDS_MAX {
+        if round >= ROUNDS && cut > 0 {
+            break;
+        }
+        let (permit, together) = (Permit(round), together(round));
+        all += together;
         b.worker.permit(a.epoch, permit);
-        (0..TOGETHER).for_each(|transfer| put(transfer, permit));
-        std::thread::sleep(Duration::from_millis(round));
+        (0..together).for_each(|transfer| put(transfer, permit));
+        std::thread::sleep(Duration::from_millis(round % ROUNDS));
         b.worker.revoke(a.epoch, permit).unwrap();
         match b.event() {
             Event::Revoked { epoch, permit: of } => assert_eq!((epoch, of), (a.epoch, permit)),
@@ -163,7 +179,7 @@ pub(crate) fn what_its_target_has_revoked_changes_not_a_byte_more(way: &Way) {
         std::thread::sleep(Duration::from_millis(5));
         assert!(bytes(&memory.target) == canary, "{way:?}, round {round}: late bytes");
         let (mut over, mut told) = (0, 0);
-        while over < TOGETHER {
+        while over < together {
             match a.event() {
                 Event::TakesInbox { .. } => told += 1,
                 Event::TransferDone { result: Ok(_), .. } => over += 1,
@@ -174,17 +190,18 @@ pub(crate) fn what_its_target_has_revoked_changes_not_a_byte_more(way: &Way) {
                 event => panic!("{way:?}: {event:?}"),
             }
         }
-        assert_eq!(told, TOGETHER, "{way:?}");
+        assert_eq!(told, together, "{way:?}");
         assert!(bytes(&memory.target) == canary, "{way:?}, round {round}: late bytes");
     }
-    println!("{way:?}: {cut} of {} cut off", ROUNDS * TOGETHER);
+    println!("{way:?}: {cut} of {all} cut off");
     assert!(cut > 0, "{way:?}: nothing was revoked in time");
     // What they held is free again.
-    b.worker.permit(a.epoch, Permit(ROUNDS));
-    put(0, Permit(ROUNDS));
+    let permit = Permit(ROUNDS_MAX);
+    b.worker.permit(a.epoch, permit);
+    put(0, permit);
     a.ended().1.unwrap();
     assert!(bytes(&memory.target) == pattern(BYTES), "{way:?}");
-    b.worker.expire(a.epoch, Permit(ROUNDS));
-    put(0, Permit(ROUNDS));
+    b.worker.expire(a.epoch, permit);
+    put(0, permit);
     assert_eq!(a.ended().1, Err(refused), "{way:?}: what is over is not let in");
 }

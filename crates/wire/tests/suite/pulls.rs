@@ -95,11 +95,16 @@ pub(crate) fn once_a_pull_is_cancelled_not_a_byte_changes(way: &Way) {
     let part = || side_by_side((&target, 0), (remote, 0), 4096, (BYTES / 4096) as u32);
     let canary = vec![0xcc; BYTES as usize];
     let mut cancelled = 0;
-    for round in 0..4 {
-        (0..4).for_each(|transfer| a.worker.get(a.to_peer, TransferId(transfer), vec![part()]).unwrap());
-        std::thread::sleep(Duration::from_millis(round));
-        (0..4).for_each(|transfer| a.worker.cancel(TransferId(transfer)).unwrap());
-        for _ in 0..4 {
+    for round in 0..40 {
+        if round >= 4 && cancelled > 0 {
+            break;
+        }
+        // All may be over before this thread comes to cancel them: then there are more, until they are not.
+        let together = 4 + round;
+        (0..together).for_each(|transfer| a.worker.get(a.to_peer, TransferId(transfer), vec![part()]).unwrap());
+        std::thread::sleep(Duration::from_millis(round % 4));
+        (0..together).for_each(|transfer| a.worker.cancel(TransferId(transfer)).unwrap());
+        for _ in 0..together {
             match a.done().1 {
                 Ok(_) => {}
                 Err(PutError::Cancelled) => cancelled += 1,
