@@ -288,7 +288,7 @@ fn choose(
         let (carried, route) = Carried::choose(work, context, means.gpu, connection, stream);
         let carrier = match carried {
             Carried::Gpu(carrier) => Carrier::Gpu(carrier),
-            Carried::Host(filling) => Carrier::Inbox(filling),
+            Carried::Host(filling) => Carrier::Inbox(*filling),
             Carried::Ended(result) => Carrier::Ended(result),
         };
         return (carrier, route);

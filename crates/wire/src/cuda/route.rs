@@ -52,7 +52,7 @@ pub(crate) enum Carried {
     /// Kernels of this side.
     Gpu(DeviceCarrier),
     /// This side has no GPU: the peer's takes the bytes out of its inbox.
-    Host(Filling),
+    Host(Box<Filling>),
     /// It was over before it began.
     Ended(Result<(), PutError>),
 }
@@ -152,7 +152,7 @@ impl Carried {
             Some(carriers) => {
                 DeviceCarrier::start(route, work, context, carriers, connection, targets, stream).map(Self::Gpu)
             }
-            None => host(route, work, context, connection, stream).map(Self::Host),
+            None => host(route, work, context, connection, stream).map(|filling| Self::Host(Box::new(filling))),
         };
         (started.unwrap_or_else(|error| Self::Ended(Err(error))), (route, reason))
     }
