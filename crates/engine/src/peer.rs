@@ -49,6 +49,9 @@ struct Known {
     _template: Template,
 }
 
+/// What of a transfer comes again, and the pairs of slots of each of its sets.
+type Ready<'a> = (&'a Prepared, Vec<Arc<[SlotPair]>>);
+
 /// Bytes of the memory that each rank lets others write to when they connect. What is in it means nothing.
 pub(crate) const PROBE_BYTES: u64 = 64;
 
@@ -125,7 +128,7 @@ impl WirePeer {
         own: &PageTable,
         regions: &[Region],
         plan: &Plan,
-    ) -> Result<(&Prepared, Vec<Arc<[SlotPair]>>), TransferError> {
+    ) -> Result<Ready<'_>, TransferError> {
         let pair = |pair: &kvferry_match::SlotPair| SlotPair { local: pair.source.0, remote: pair.destination.0 };
         let list = |pairs: &[kvferry_match::SlotPair]| pairs.iter().map(pair).collect();
         let (pairings, sets) = plan.pairings().map(|(pairing, pairs)| (pairing, list(pairs))).unzip();

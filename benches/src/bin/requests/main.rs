@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use pair::Pair;
+use pair::{Pair, Pools};
 
 /// Rounds of each number in flight.
 const ROUNDS: usize = 9;
@@ -36,6 +36,15 @@ struct Options {
     /// Pools, one a layer, of a request whose latency is measured.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pools: u32,
+    /// KiB of a slot of such a pool, which is what moves of it.
+    #[arg(long, default_value_t = 1)]
+    slot_kib: u64,
+    /// Both pools of that request on the first GPU.
+    #[arg(long)]
+    cuda: bool,
+    /// Measures nothing but that latency.
+    #[arg(long)]
+    only_latency: bool,
     /// Polls for the completion instead of sleeping until it comes.
     #[arg(long)]
     spin: bool,
@@ -57,16 +66,19 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
-    let mut pair = Pair::start(&options.transports, false, 64, 1 << 10, options.pools)?;
+    let pools = Pools { slots: 64, slot_bytes: options.slot_kib << 10, count: options.pools, cuda: options.cuda };
+    let mut pair = Pair::start(&options.transports, false, pools)?;
     for pause_us in &options.pause_us {
         pair.latencies(options.requests / 10, *pause_us, options.spin)?;
         let mut latencies = pair.latencies(options.requests, *pause_us, options.spin)?;
         latencies.sort();
         let at = |percent: usize| latencies[(latencies.len() - 1) * percent / 100];
         println!(
-            "one request of 1 KiB in each of {} pools every {pause_us} us, {}, UCX {}, {}: from send to the receiver's completion p50 {:.1?}, \
+            "one request of {} KiB in each of {} pools{} every {pause_us} us, {}, UCX {}, {}: from send to the receiver's completion p50 {:.1?}, \
              p90 {:.1?}, p99 {:.1?}, least {:.1?}",
+            options.slot_kib,
             options.pools,
+            if options.cuda { " of the GPU" } else { "" },
             if options.spin { "polled" } else { "waited for" },
             pair.ucx_version(),
             options.transports,
@@ -77,10 +89,13 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
         );
     }
     drop(pair);
+    if options.only_latency {
+        return Ok(());
+    }
     // In turn, so that what else the machine does happens to all of them alike.
     let mut pairs = Vec::new();
     for in_flight in &options.in_flight {
-        let mut pair = Pair::start(&options.transports, false, 64, 1 << 10, 1)?;
+        let mut pair = Pair::start(&options.transports, false, Pools::of_host(64, 1 << 10))?;
         pair.hold(*in_flight)?;
         pair.throughput(options.requests / 10)?;
         pairs.push((*in_flight, pair, Vec::new()));
@@ -104,7 +119,7 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     drop(pairs);
     for verify in [false, true] {
         let blocks = u32::try_from(options.verify_bytes >> 20)?;
-        let mut pair = Pair::start(&options.transports, verify, blocks, 1 << 20, 1)?;
+        let mut pair = Pair::start(&options.transports, verify, Pools::of_host(blocks, 1 << 20))?;
         let mut rounds = Vec::new();
         for _ in 0..6 {
             rounds.push(pair.large(blocks)?);

@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 
 use kvferry::{Engine, EngineOptions, InstanceCard, Link, Receive, RequestKey};
 use kvferry_layout::{
-    Dtype, GroupKind, GroupSpec, Layer, LayerMask, PageTable, Pooling, RankSpec, Role, RowSpec, Slot, Storage, lay_out,
+    Dtype, GroupKind, GroupSpec, Layer, LayerMask, MemoryKind, PageTable, Pooling, RankSpec, Role, RowSpec, Slot,
+    Storage, lay_out,
 };
 use kvferry_match::BlockMap;
+use kvferry_wire::CudaOptions;
 use serde::{Deserialize, Serialize};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -22,9 +24,7 @@ pub(crate) enum Ask {
     Start {
         transports: String,
         verify: bool,
-        slots: u32,
-        slot_bytes: u64,
-        pools: u32,
+        pools: Pools,
     },
     Connect {
         source: Vec<u8>,
@@ -46,28 +46,44 @@ pub(crate) enum Answer {
     Done,
 }
 
-/// A pool a layer, each with slots of `slot_bytes`.
-pub(crate) fn table(slots: u32, slot_bytes: u64, pools: u32) -> Result<PageTable, Box<dyn Error>> {
-    let cell = u32::try_from(slot_bytes / BLOCK_TOKENS)?;
-    let row = RowSpec::single(Role::Key, Dtype::U8, LayerMask::all(pools), 1, cell)?;
-    let kind = GroupKind::paged(u32::try_from(BLOCK_TOKENS)?);
-    let groups = vec![GroupSpec { kind, slot_count: slots, pools: vec![vec![row]] }];
-    let rank =
-        RankSpec { hidden_layers: pools, layers: (0..pools).map(Layer).collect(), tp_rank: 0, tp_size: 1, groups };
-    Ok(lay_out(&rank, Storage { pooling: Pooling::LayerSplit, ..Storage::default() })?)
+/// The pools of a side.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Pools {
+    pub(crate) slots: u32,
+    pub(crate) slot_bytes: u64,
+    pub(crate) count: u32,
+    /// On the first GPU.
+    pub(crate) cuda: bool,
 }
 
-pub(crate) fn engine(
-    transports: &str,
-    verify: bool,
-    slots: u32,
-    slot_bytes: u64,
-    pools: u32,
-) -> Result<Engine, Box<dyn Error>> {
+impl Pools {
+    /// One in host memory.
+    pub(crate) fn of_host(slots: u32, slot_bytes: u64) -> Self {
+        Self { slots, slot_bytes, count: 1, cuda: false }
+    }
+}
+
+/// A pool a layer.
+fn table(pools: Pools) -> Result<PageTable, Box<dyn Error>> {
+    let Pools { slots, slot_bytes, count, cuda } = pools;
+    let cell = u32::try_from(slot_bytes / BLOCK_TOKENS)?;
+    let row = RowSpec::single(Role::Key, Dtype::U8, LayerMask::all(count), 1, cell)?;
+    let kind = GroupKind::paged(u32::try_from(BLOCK_TOKENS)?);
+    let groups = vec![GroupSpec { kind, slot_count: slots, pools: vec![vec![row]] }];
+    let layers = (0..count).map(Layer).collect();
+    let rank = RankSpec { hidden_layers: count, layers, tp_rank: 0, tp_size: 1, groups };
+    let mut table = lay_out(&rank, Storage { pooling: Pooling::LayerSplit, ..Storage::default() })?;
+    if cuda {
+        table.pools.iter_mut().for_each(|pool| pool.memory = MemoryKind::Cuda { device: 0 });
+    }
+    Ok(table)
+}
+
+pub(crate) fn engine(transports: &str, verify: bool, pools: Pools) -> Result<Engine, Box<dyn Error>> {
     let options = EngineOptions::new(0).patience(PATIENCE).verify(verify);
     let options = if transports == "default" { options } else { options.transports(transports) };
-    let engine = Engine::start(options)?;
-    let mut table = table(slots, slot_bytes, pools)?;
+    let engine = if pools.cuda { Engine::start_on_gpu(options, CudaOptions::new(0))? } else { Engine::start(options)? };
+    let mut table = table(pools)?;
     let regions = engine.allocate(&mut table)?;
     for region in &regions {
         region.write(0, &vec![1; usize::try_from(region.bytes())?])?;
@@ -97,19 +113,13 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    pub(crate) fn start(
-        transports: &str,
-        verify: bool,
-        slots: u32,
-        slot_bytes: u64,
-        pools: u32,
-    ) -> Result<Self, Box<dyn Error>> {
+    pub(crate) fn start(transports: &str, verify: bool, pools: Pools) -> Result<Self, Box<dyn Error>> {
         let mut command = Command::new(std::env::current_exe()?);
         let mut child = command.arg("--source").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let (input, output) = (child.stdin.take().ok_or("no pipe")?, child.stdout.take().ok_or("no pipe")?);
         let (mut input, mut output) = (input, BufReader::new(output));
-        let engine = engine(transports, verify, slots, slot_bytes, pools)?;
-        tell(&mut input, &Ask::Start { transports: transports.to_owned(), verify, slots, slot_bytes, pools })?;
+        let engine = engine(transports, verify, pools)?;
+        tell(&mut input, &Ask::Start { transports: transports.to_owned(), verify, pools })?;
         let Answer::Card(source) = hear(&mut output)? else { return Err("no card".into()) };
         let destination = engine.card().ok_or("no card")?;
         tell(&mut input, &Ask::Connect { source: source.clone(), destination: destination.clone() })?;

@@ -13,8 +13,8 @@ pub(crate) fn serve() -> Result<(), Box<dyn Error>> {
     let mut link: Option<Link> = None;
     for line in std::io::stdin().lock().lines() {
         let answer = match serde_json::from_str(&line?)? {
-            Ask::Start { transports, verify, slots, slot_bytes, pools } => {
-                let engine = started.insert(engine(&transports, verify, slots, slot_bytes, pools)?);
+            Ask::Start { transports, verify, pools } => {
+                let engine = started.insert(engine(&transports, verify, pools)?);
                 Answer::Card(engine.card().ok_or("no card")?)
             }
             Ask::Connect { source, destination } => {

@@ -73,6 +73,47 @@ impl Framework {
         base
     }
 
+    /// What the driver makes of allocations with handles that other hosts can import: the attribute of the GPU, and the codes of
+    /// making one, exporting it, and importing it again, as far as it came.
+    pub(crate) fn fabric(&self, device: u32) -> (c_int, Vec<(&'static str, c_int)>) {
+        const HANDLE_FABRIC: i32 = 8;
+        const ATTRIBUTE_FABRIC: c_int = 128;
+        const BYTES: usize = 2 << 20;
+        let attribute = self.find::<unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int>("cuDeviceGetAttribute");
+        let (mut supported, mut steps) = (0, Vec::new());
+        // SAFETY: `supported` receives the number.
+        steps.push(("attribute", unsafe { attribute(&raw mut supported, ATTRIBUTE_FABRIC, device as c_int) }));
+        // `CUmemAllocationProp`: pinned, by a fabric handle, on the device.
+        let properties: [i32; 8] = [1, HANDLE_FABRIC, 1, device as i32, 0, 0, 0, 0];
+        let create = self.find::<unsafe extern "C" fn(*mut u64, usize, *const [i32; 8], u64) -> c_int>("cuMemCreate");
+        let export =
+            self.find::<unsafe extern "C" fn(*mut [u8; 64], u64, c_int, u64) -> c_int>("cuMemExportToShareableHandle");
+        let import = self
+            .find::<unsafe extern "C" fn(*mut u64, *mut [u8; 64], c_int) -> c_int>("cuMemImportFromShareableHandle");
+        let release = self.find::<unsafe extern "C" fn(u64) -> c_int>("cuMemRelease");
+        let (mut made, mut imported, mut handle) = (0, 0, [0; 64]);
+        // SAFETY: `made` receives the allocation.
+        let created = unsafe { create(&raw mut made, BYTES, &raw const properties, 0) };
+        steps.push(("create", created));
+        if created == 0 {
+            // SAFETY: `handle` has the 64 bytes of a fabric handle.
+            let exported = unsafe { export(&raw mut handle, made, HANDLE_FABRIC, 0) };
+            steps.push(("export", exported));
+            if exported == 0 {
+                // SAFETY: `imported` receives the allocation.
+                let again = unsafe { import(&raw mut imported, &raw mut handle, HANDLE_FABRIC) };
+                steps.push(("import", again));
+                if again == 0 {
+                    // SAFETY: imported above.
+                    steps.push(("release", unsafe { release(imported) }));
+                }
+            }
+            // SAFETY: made above.
+            steps.push(("release", unsafe { release(made) }));
+        }
+        (supported, steps)
+    }
+
     /// A stream that waits for no other.
     pub(crate) fn stream(&self) -> *mut c_void {
         let mut stream = ptr::null_mut();

@@ -9,6 +9,7 @@
 
 mod child;
 mod end;
+mod fabric;
 mod fake;
 mod framework;
 mod killed;
