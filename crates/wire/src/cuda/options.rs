@@ -14,7 +14,7 @@ pub struct CudaOptions {
     /// Whether copies go before other work of the same GPU that waits for a multiprocessor.
     pub urgent: bool,
     /// GPU memory that a worker sets aside for peers to write what it then scatters, in bytes. 0 for none: then peers of the
-    /// same host can write only straight into pools.
+    /// same host write straight into pools, or through the inbox in host memory.
     pub slab_bytes: u64,
     /// Bytes of it that are granted at a time, rounded down to a power of two. A large transfer fills several at once; a
     /// quarter of the slab is granted ahead to peers that have been here before, a chunk or more each, so that their next

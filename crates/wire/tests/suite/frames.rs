@@ -46,7 +46,13 @@ pub(crate) fn a_frame_behind_a_transfer_finds_its_bytes(way: &Way) {
             let permitted = Permitted { permit: Permit(u64::from(round)), inbox_only: false };
             b.worker.permit(a.worker.epoch(), permitted.permit);
             let report = Some((kind, vec![round]));
-            a.worker.put_permitted(a.to_peer, TransferId(0), parts, permitted, report).unwrap();
+            if round % 4 == 1 {
+                a.worker.put_permitted(a.to_peer, TransferId(0), parts, permitted, report).unwrap();
+            } else {
+                let sets = parts.iter().map(|part| part.pairs.clone()).collect();
+                let prepared = a.worker.prepare(a.to_peer, parts).unwrap();
+                a.worker.put_prepared_permitted(TransferId(0), &prepared, sets, permitted, report).unwrap();
+            }
         } else {
             a.worker.put_then_send(a.to_peer, TransferId(0), parts, kind, vec![round]).unwrap();
         }
