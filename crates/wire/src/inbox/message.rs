@@ -15,6 +15,8 @@
 //!   Drop                       ->       nothing more comes of this stream, none of its chunks is written any more
 //!                              <-     Dropped: nothing of it is scattered any more
 //!   Bye                        ->       nothing more comes, no chunk is written any more
+//!   Ring {share, ...}          ->       frames come through this memory, if you can map it: see `frames.rs`
+//!   Bell                       ->       and there is one
 //! ```
 
 use std::sync::Arc;
@@ -22,9 +24,11 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::frame::StreamNumber;
 use crate::permits::Permit;
 use crate::pieces::{Dim, Piece, Shape, SlotPair, Span};
 use crate::region::RegionId;
+use crate::share::ShareCard;
 
 /// One connection of a source: its endpoint, by its own numbering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -111,6 +115,14 @@ pub(crate) enum Body {
     Ahead {
         chunks: Vec<u32>,
     },
+    /// Frames of this stream are to come through a memory file, if it can be mapped.
+    Ring {
+        stream: StreamNumber,
+        share: ShareCard,
+        bytes: u32,
+    },
+    /// There is a frame in a ring, whose reader sleeps.
+    Bell,
 }
 
 /// Bytes that are copied as one. Those of a `Vec` are encoded one by one, which takes longer than to send them.

@@ -94,7 +94,8 @@ struct Stage {
 
 fn way(route: Route, stall_deadline: Duration) -> Way {
     let way = Way::all(None, true).into_iter().find(|way| way.options.route == Some(route)).unwrap();
-    Way { options: kvferry_wire::ContextOptions { stall_deadline, ..way.options.clone() }, ..way }
+    // Every frame is a message that the script can have its way with.
+    Way { options: kvferry_wire::ContextOptions { stall_deadline, ring_bytes: 0, ..way.options.clone() }, ..way }
 }
 
 impl Stage {
