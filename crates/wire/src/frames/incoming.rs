@@ -183,3 +183,7 @@ impl Rings {
         });
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests;

@@ -267,6 +267,9 @@ fn place(memory: &impl Memory, position: u64, bytes: usize) -> (u64, usize) {
     (start, usize::try_from(left).map_or(bytes, |left| left.min(bytes)))
 }
 
-#[cfg(test)]
+#[cfg(all(test, loom))]
+mod model;
+
+#[cfg(all(test, not(loom)))]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests;

@@ -6,6 +6,7 @@
 //! | an endpoint fails, or its peer dies | its transfers end with an error each, [`Event::EndpointFailed`] is told once, other endpoints go on |
 //! | a message of the inbox is lost | its transfer ends at the stall deadline, or had no need of the message |
 //! | such a message comes twice, or late | the bytes are right |
+//! | a frame is lost, the next of which came by a ring | its connection fails by name, at both ends |
 //! | such a message is overtaken or damaged | the transfer ends, and touches nothing outside of what is registered |
 //! | anything of that, at random, among many transfers and cancels | each ends once; what ends well is whole |
 //!
@@ -39,6 +40,7 @@ macro_rules! faults {
             a_lost_message_costs_at_most_the_stall_deadline
             a_message_that_comes_twice_or_late_changes_nothing
             a_message_that_is_overtaken_or_damaged_ends_its_transfer_or_changes_nothing
+            a_lost_frame_is_missed_and_fails_the_connection
             a_cancel_that_is_not_answered_ends_at_the_stall_deadline
             noise_of_every_kind_loses_transfers_and_never_bytes
         }
