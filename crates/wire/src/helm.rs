@@ -324,7 +324,16 @@ impl Helm {
             progress.disarm();
         }
         let connected = progress.connected();
-        let busy = (0..most).take_while(|_| progress.turn()).count() > 0;
+        let mut busy = false;
+        for _ in 0..most {
+            if !progress.turn() {
+                break;
+            }
+            busy = true;
+            if progress.is_idle() && self.commands.is_empty() {
+                break; // another turn would look in vain
+            }
+        }
         // Who sleeps is to look after processes that it did not know of when it lay down.
         let in_flight = !progress.is_idle() || !progress.is_running() || progress.connected() != connected;
         drop(turning);

@@ -44,6 +44,9 @@ const COMMANDS_PER_TURN: usize = 64;
 /// Progress calls between two looks at the commands.
 const PROGRESS_PER_TURN: usize = 64;
 
+/// Turns in which UCX is not looked at, one after the other.
+const PASSED_OVER_MAX: u32 = 8;
+
 /// Events that may wait for the owner before no more messages are taken from UCX.
 const EVENTS_MAX: usize = 1 << 10;
 
@@ -135,6 +138,8 @@ pub(crate) struct Progress {
     /// Frames that UCX has accepted and not sent.
     unsent: Rc<Cell<u64>>,
     running: bool,
+    /// Turns in which UCX was not looked at, one after the other.
+    passed_over: u32,
     /// When the kernel was last asked for the peers on this host.
     looked: Instant,
     worker: Rc<RawWorker>, // last: everything above is UCX's
@@ -190,6 +195,7 @@ impl Progress {
             rings,
             unsent: Rc::new(Cell::new(0)),
             running: true,
+            passed_over: 0,
             looked: Instant::now(),
             worker,
         };
@@ -247,11 +253,18 @@ impl Progress {
             self.carry_out(command);
             busy = true;
         }
-        for _ in 0..PROGRESS_PER_TURN {
-            if !self.worker.progress() {
-                break;
+        busy |= self.take_from_rings();
+        // Where nothing waits for UCX, what has come or gone by a ring does not either: a look at its sockets is a system call.
+        if busy && self.is_idle() && self.passed_over < PASSED_OVER_MAX {
+            self.passed_over += 1;
+        } else {
+            self.passed_over = 0;
+            for _ in 0..PROGRESS_PER_TURN {
+                if !self.worker.progress() {
+                    break;
+                }
+                busy = true;
             }
-            busy = true;
         }
         self.close_failed();
         busy |= self.take_messages();
@@ -377,6 +390,9 @@ impl Progress {
     }
 
     fn step_transfers(&mut self) -> bool {
+        if self.transfers.is_empty() {
+            return false;
+        }
         let mut busy = false;
         let mut index = 0;
         let now = Instant::now();
@@ -424,8 +440,8 @@ impl Progress {
         busy
     }
 
-    /// Takes messages off UCX's queue, and frames out of the rings, and hands the complete ones over: those of one peer's
-    /// connection in the order in which they were sent.
+    /// Takes messages off UCX's queue and hands the complete ones over in the order in which they came, each behind those of its
+    /// stream that were sent before it and are in a ring.
     fn take_messages(&mut self) -> bool {
         let mut busy = false;
         while self.listener.backlog() < EVENTS_MAX && self.inbound.len() < EVENTS_MAX {
@@ -451,12 +467,18 @@ impl Progress {
             }
             busy = true;
         }
-        for ((epoch, _), taken) in self.rings.take(EVENTS_MAX.saturating_sub(self.listener.backlog())) {
+        busy
+    }
+
+    /// Takes frames whose turn it is out of the rings.
+    fn take_from_rings(&mut self) -> bool {
+        let taken = self.rings.take(EVENTS_MAX.saturating_sub(self.listener.backlog()));
+        let busy = !taken.is_empty();
+        for ((epoch, _), taken) in taken {
             match taken {
                 Ok(message) => self.read(epoch, message),
                 Err(Damaged) => self.fail_damaged(epoch),
             }
-            busy = true;
         }
         busy
     }

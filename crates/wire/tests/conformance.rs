@@ -150,6 +150,31 @@ fn frames_take_a_ring_where_memory_may_be_shared_and_leave_none_behind() {
     }
 }
 
+/// Without a wake-up each would wait for the look that a sleeper takes once a second.
+#[test]
+fn a_frame_wakes_a_worker_that_sleeps_and_a_caller_in_its_place() {
+    const FRAMES: u32 = 60;
+    for transports in [None, Some("posix,sysv,cma,tcp"), Some("tcp")] {
+        let [a, b] = suite::end::pair(&Way::all(transports, true)[0]);
+        let mut waited = std::time::Duration::ZERO;
+        for number in 0..FRAMES {
+            std::thread::sleep(std::time::Duration::from_millis(2)); // many times what a thread lingers
+            let sent = std::time::Instant::now();
+            a.worker.send(a.to_peer, 1, vec![1]).unwrap();
+            let heard = if number % 3 == 2 {
+                let heard = b.worker.drive(sent + suite::end::DEADLINE, || b.events.try_recv().ok());
+                heard.unwrap_or_else(|| b.event())
+            } else {
+                b.event()
+            };
+            waited += sent.elapsed();
+            assert!(matches!(heard, Event::Frame(_)), "{heard:?}");
+        }
+        println!("{transports:?}: {:?} each", waited / FRAMES);
+        assert!(waited < std::time::Duration::from_millis(250) * FRAMES, "{transports:?}: {waited:?}");
+    }
+}
+
 #[test]
 fn a_processor_that_is_not_there_is_named() {
     let context = Context::open(&ContextOptions { cpus: vec![1 << 20], ..ContextOptions::default() }).unwrap();
