@@ -1,6 +1,5 @@
 //! A connection as its worker holds it.
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -18,7 +17,7 @@ use crate::cuda::pinned::PinnedMapping;
 use crate::cuda::target::{DeviceTarget, Targets};
 use crate::endpoint::{EndpointId, KeyId, RemoteRegion};
 use crate::error::{CommandError, PutError};
-use crate::frame::{self, Audience};
+use crate::frames::outgoing::{Outgoing, Sender};
 use crate::inbox::message::{Body, ConnectionId, Message};
 use crate::inbox::target::{DESCRIPTION_BYTES_MAX, Peer};
 use crate::process::Process;
@@ -36,9 +35,6 @@ const FAREWELL_DEADLINE: Duration = Duration::from_millis(500);
 
 /// Chunks of a slab that a peer may grant ahead.
 const AHEAD_MAX: usize = 64;
-
-/// Kind of the frames between workers. Their payload says the rest.
-const KIND: u16 = 0;
 
 /// A connection and the life of the peer it leads to.
 pub(crate) struct Connection {
@@ -58,6 +54,7 @@ pub(crate) struct Connection {
     ahead: Vec<u32>,
     /// The peer's process, if it is on this host.
     pub(crate) process: Option<Process>,
+    outgoing: Outgoing,
     greeted: bool,
 }
 
@@ -84,16 +81,10 @@ struct PeerInbox {
     key_imported: bool,
 }
 
-/// Who speaks: what this worker writes in front of its messages.
-pub(crate) struct Sender<'a> {
-    pub(crate) epoch: u64,
-    pub(crate) address: &'a [u8],
-    pub(crate) unsent: &'a Rc<Cell<u64>>,
-}
-
 impl Connection {
     pub(crate) fn open(
         worker: &Rc<RawWorker>,
+        context: &Context,
         id: EndpointId,
         card: WorkerCard,
         neighbour: Neighbour,
@@ -107,12 +98,27 @@ impl Connection {
         let inbox = card.inbox.filter(sound).map(|card| PeerInbox { card, mapped, pinned: None, key_imported: false });
         let (owner, targets, device_targets) = (card.owner, BTreeMap::new(), BTreeMap::new());
         let ahead = Vec::new();
-        Ok(Self { raw, id, peer_epoch, owner, targets, device_targets, inbox, slab, ahead, process, greeted: false })
+        let outgoing = Outgoing::new(context.options().ring_bytes_for(process.is_some()));
+        Ok(Self {
+            raw,
+            id,
+            peer_epoch,
+            owner,
+            targets,
+            device_targets,
+            inbox,
+            slab,
+            ahead,
+            process,
+            outgoing,
+            greeted: false,
+        })
     }
 
-    /// [`Status::OK`] until UCX or, if `look`, the kernel says that the peer is gone.
+    /// [`Status::OK`] until UCX, the peer's end of the ring or, if `look`, the kernel says that the peer is gone.
     pub(crate) fn failure(&self, look: bool) -> Status {
         match self.raw.failure() {
+            Status::OK if self.outgoing.is_broken() => Status::ERR_CONNECTION_RESET,
             Status::OK if look && self.process.as_ref().is_some_and(Process::has_ended) => Status::ERR_CONNECTION_RESET,
             status => status,
         }
@@ -234,33 +240,26 @@ impl Connection {
     }
 
     /// Sends a caller's frame.
-    pub(crate) fn send(&self, sender: &Sender<'_>, kind: u16, payload: &[u8]) {
-        let frame = frame::encode(Audience::Caller, sender.epoch, self.peer_epoch, kind, payload);
-        self.raw.send(frame, sender.unsent);
+    pub(crate) fn send(&mut self, sender: &Sender<'_>, kind: u16, payload: &[u8]) {
+        self.outgoing.send(&self.raw, sender, self.peer_epoch, kind, payload);
     }
 
     /// Says something to the peer's inbox, after a greeting if it is the first time.
     pub(crate) fn say(&mut self, sender: &Sender<'_>, body: Body) {
         if !self.greeted {
             self.greeted = true;
-            let address = sender.address.to_owned();
-            say(
-                &self.raw,
-                sender,
-                self.peer_epoch,
-                Message { connection: self.connection(), body: Body::Hello { address } },
-            );
+            self.speak(sender, Body::Hello { address: sender.address.to_owned() });
         }
-        say(&self.raw, sender, self.peer_epoch, Message { connection: self.connection(), body });
+        self.speak(sender, body);
     }
 
     /// Says something to the peer's worker that is about another connection.
-    pub(crate) fn pass_on(&mut self, sender: &Sender<'_>, message: Message) {
-        say(&self.raw, sender, self.peer_epoch, message);
+    pub(crate) fn pass_on(&mut self, sender: &Sender<'_>, message: &Message) {
+        self.outgoing.say(&self.raw, sender, self.peer_epoch, message);
     }
 
-    fn connection(&self) -> ConnectionId {
-        ConnectionId(self.id.0)
+    fn speak(&mut self, sender: &Sender<'_>, body: Body) {
+        self.pass_on(sender, &Message { connection: ConnectionId(self.id.0), body });
     }
 
     /// Starts to close the connection in an orderly way.
@@ -268,12 +267,6 @@ impl Connection {
         let settled = self.raw.flush();
         Leaving { connection: self, settled, said: false, deadline: Instant::now() + FAREWELL_DEADLINE }
     }
-}
-
-/// Sends one message to a worker.
-pub(crate) fn say(endpoint: &RawEndpoint, sender: &Sender<'_>, peer_epoch: u64, message: Message) {
-    let frame = frame::encode(Audience::Worker, sender.epoch, peer_epoch, KIND, &message.encode());
-    endpoint.send(frame, sender.unsent);
 }
 
 /// A connection that takes nothing new. When what it had posted is out, the peer's inbox is told that its chunks are free:

@@ -67,7 +67,8 @@ impl Context {
     /// it uses it here. That is not done unasked: the queue in shared memory through which a process of one host receives
     /// from all others stops for all of them when one is stopped or killed in the middle of an insertion, while the sockets
     /// that UCX takes otherwise are apart, and the kernel says at once that a peer died. What is gained by shared memory
-    /// comes from the routes of this crate instead.
+    /// comes from the routes of this crate instead, and from its rings for frames, of which each sender has its own
+    /// ([`ContextOptions::ring_bytes`]).
     ///
     /// # Errors
     ///

@@ -1,11 +1,14 @@
 //! The fixed header of control messages. Everything in a received frame is a claim until [`parse`] has passed it.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Version of the control messages. Peers of another version are refused.
-pub const PROTOCOL_VERSION: u16 = 2;
+pub const PROTOCOL_VERSION: u16 = 3;
 
 /// Most bytes of payload that a frame may carry: a block map of 131,072 blocks and room to spare.
 pub const FRAME_PAYLOAD_BYTES_MAX: usize = 1 << 20;
@@ -32,6 +35,30 @@ impl Audience {
     }
 }
 
+/// The frames that leave through one endpoint, by the numbering of the process that sends them. Never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(crate) struct StreamNumber(u64);
+
+impl StreamNumber {
+    pub(crate) fn next() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed)) // only uniqueness is asked of it
+    }
+}
+
+/// Where a frame stands among those of its stream, which come by two ways: see [`frames`](crate::frames).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) stream: StreamNumber,
+    /// From 1 on.
+    pub(crate) number: u64,
+}
+
+impl Place {
+    /// Of a frame that was sent before a ring was offered, or without one.
+    pub(crate) const NONE: Self = Self { stream: StreamNumber(0), number: 0 };
+}
+
 /// Bytes of the header in front of the payload.
 pub(crate) const HEADER_BYTES: usize = size_of::<Header>();
 
@@ -48,9 +75,11 @@ struct Header {
     source_epoch: U64,
     destination_epoch: U64,
     payload_bytes: U32,
+    stream: U64,
+    number: U64,
 }
 
-const _: () = assert!(HEADER_BYTES == 28);
+const _: () = assert!(HEADER_BYTES == 44);
 
 /// A parsed control message.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,6 +128,13 @@ pub enum FrameError {
         /// Bytes of the payload.
         bytes: usize,
     },
+    /// What a peer of this host has written to the memory through which its frames come makes no sense, or does not go with what
+    /// has come by UCX. Nothing more is taken from there, and connections to the peer have failed.
+    #[error("frames of epoch {epoch:016x} are damaged or missing")]
+    Ring {
+        /// The peer's epoch.
+        epoch: u64,
+    },
     /// Meant for an earlier life of this address. The peer must connect again.
     #[error("frame is for epoch {theirs:016x}, this worker is {ours:016x}")]
     StaleEpoch {
@@ -114,6 +150,7 @@ pub(crate) fn encode(
     audience: Audience,
     source_epoch: u64,
     destination_epoch: u64,
+    place: Place,
     kind: u16,
     payload: &[u8],
 ) -> Vec<u8> {
@@ -125,6 +162,8 @@ pub(crate) fn encode(
         source_epoch: U64::new(source_epoch),
         destination_epoch: U64::new(destination_epoch),
         payload_bytes: U32::new(payload_bytes),
+        stream: U64::new(place.stream.0),
+        number: U64::new(place.number),
     };
     let mut frame = Vec::with_capacity(HEADER_BYTES + payload.len());
     frame.extend_from_slice(header.as_bytes());
@@ -133,7 +172,7 @@ pub(crate) fn encode(
 }
 
 /// Parses a message received by the worker of epoch `epoch`.
-pub(crate) fn parse(epoch: u64, mut message: Vec<u8>) -> Result<(Audience, Frame), FrameError> {
+pub(crate) fn parse(epoch: u64, mut message: Vec<u8>) -> Result<(Audience, Place, Frame), FrameError> {
     let bytes = message.len() as u64;
     let Ok((header, payload)) = Header::read_from_prefix(&message) else { return Err(FrameError::Size { bytes }) };
     let Some(audience) = Audience::of(header.magic) else {
@@ -154,7 +193,8 @@ pub(crate) fn parse(epoch: u64, mut message: Vec<u8>) -> Result<(Audience, Frame
     }
     message.drain(..HEADER_BYTES);
     let (source_epoch, kind) = (header.source_epoch.get(), header.kind.get());
-    Ok((audience, Frame { source_epoch, kind, payload: message }))
+    let place = Place { stream: StreamNumber(header.stream.get()), number: header.number.get() };
+    Ok((audience, place, Frame { source_epoch, kind, payload: message }))
 }
 
 #[cfg(test)]
@@ -164,9 +204,9 @@ mod tests {
     use super::*;
 
     fn altered(byte: usize, xor: u8) -> Result<Frame, FrameError> {
-        let mut message = encode(Audience::Caller, 1, 2, 3, b"payload");
+        let mut message = encode(Audience::Caller, 1, 2, Place::NONE, 3, b"payload");
         message[byte] ^= xor;
-        parse(2, message).map(|(_, frame)| frame)
+        parse(2, message).map(|(_, _, frame)| frame)
     }
 
     #[test]
@@ -176,18 +216,21 @@ mod tests {
         assert_eq!(altered(4, 3), Err(FrameError::Version { theirs: PROTOCOL_VERSION ^ 3 }));
         assert_eq!(altered(16, 1), Err(FrameError::StaleEpoch { theirs: 3, ours: 2 }));
         assert_eq!(altered(24, 1), Err(FrameError::Length { claimed: 6, found: 7 }));
-        assert_eq!(parse(2, vec![0; HEADER_BYTES - 1]), Err(FrameError::Size { bytes: 27 }));
-        let long = encode(Audience::Caller, 1, 2, 3, &vec![0; FRAME_PAYLOAD_BYTES_MAX + 1]);
+        assert_eq!(parse(2, vec![0; HEADER_BYTES - 1]), Err(FrameError::Size { bytes: 43 }));
+        let long = encode(Audience::Caller, 1, 2, Place::NONE, 3, &vec![0; FRAME_PAYLOAD_BYTES_MAX + 1]);
         assert!(matches!(parse(2, long), Err(FrameError::Size { .. })));
     }
 
     proptest! {
         #[test]
-        fn what_is_sent_is_what_arrives(source: u64, destination: u64, kind: u16, payload: Vec<u8>) {
+        fn what_is_sent_is_what_arrives(
+            source: u64, destination: u64, stream: u64, number: u64, kind: u16, payload: Vec<u8>,
+        ) {
+            let place = Place { stream: StreamNumber(stream), number };
             for audience in [Audience::Caller, Audience::Worker] {
-                let message = encode(audience, source, destination, kind, &payload);
+                let message = encode(audience, source, destination, place, kind, &payload);
                 let frame = Frame { source_epoch: source, kind, payload: payload.clone() };
-                prop_assert_eq!(parse(destination, message), Ok((audience, frame)));
+                prop_assert_eq!(parse(destination, message), Ok((audience, place, frame)));
             }
         }
 
@@ -197,7 +240,7 @@ mod tests {
                 message[..4].copy_from_slice(&Audience::Caller.magic());
                 message[4..6].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
             }
-            if let Ok((_, frame)) = parse(0, message) {
+            if let Ok((_, _, frame)) = parse(0, message) {
                 prop_assert!(frame.payload.len() <= FRAME_PAYLOAD_BYTES_MAX);
             }
         }

@@ -150,6 +150,9 @@ impl Helm {
             }
             let mut turning = Turning(self.state.lock());
             let Some(progress) = turning.0.as_mut().filter(|progress| progress.is_running()) else { return };
+            if !self.caller_asleep.load(Ordering::Relaxed) {
+                progress.disarm();
+            }
             if progress.turn() {
                 active = Instant::now();
                 drop(turning);
@@ -236,8 +239,8 @@ impl Helm {
     /// A caller is about to sleep in the thread's place, on what is returned. To be followed by [`get_up`](Self::get_up); what
     /// the caller waits for has to be looked at in between.
     pub(crate) fn lie_down(&self) -> Result<Vec<Arc<OwnedFd>>, Restless> {
-        let turning = Turning(self.state.try_lock().ok_or(Restless::Busy)?);
-        let progress = turning.0.as_ref().filter(|_| self.open).ok_or(Restless::Taken)?;
+        let mut turning = Turning(self.state.try_lock().ok_or(Restless::Busy)?);
+        let progress = turning.0.as_mut().filter(|_| self.open).ok_or(Restless::Taken)?;
         if self.caller_asleep.load(Ordering::Relaxed) {
             return Err(Restless::Taken);
         }
@@ -316,8 +319,21 @@ impl Helm {
     fn turns(&self, most: usize) -> Option<Turned> {
         let mut turning = Turning(self.open.then(|| self.state.try_lock()).flatten()?);
         let progress = turning.0.as_mut()?;
+        // Who lies down sets these with the lock held, as it is here; a thread that has just woken is taken to sleep.
+        if self.thread.load(Ordering::Relaxed) != ASLEEP && !self.caller_asleep.load(Ordering::Relaxed) {
+            progress.disarm();
+        }
         let connected = progress.connected();
-        let busy = (0..most).take_while(|_| progress.turn()).count() > 0;
+        let mut busy = false;
+        for _ in 0..most {
+            if !progress.turn() {
+                break;
+            }
+            busy = true;
+            if progress.is_idle() && self.commands.is_empty() {
+                break; // another turn would look in vain
+            }
+        }
         // Who sleeps is to look after processes that it did not know of when it lay down.
         let in_flight = !progress.is_idle() || !progress.is_running() || progress.connected() != connected;
         drop(turning);

@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 
 use ucx_sys::Status;
 
-use crate::connection::{Connection, Sender};
+use crate::connection::Connection;
 use crate::context::Context;
 use crate::cuda::route::{Carried, Carriers, DeviceCarrier};
 use crate::direct::{Copiers, Direct};
 use crate::endpoint::EndpointId;
 use crate::error::PutError;
 use crate::event::{TransferId, TransferStats};
+use crate::frames::outgoing::Sender;
 use crate::inbox::message::{Refusal, StreamId};
 use crate::inbox::outbox::Outbox;
 use crate::inbox::source::{Desk, Filling};

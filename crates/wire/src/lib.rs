@@ -24,6 +24,7 @@ mod endpoint;
 mod error;
 mod event;
 mod frame;
+mod frames;
 mod helm;
 mod inbox;
 mod inflight;

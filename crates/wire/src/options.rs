@@ -3,10 +3,14 @@
 use std::time::Duration;
 
 use crate::cuda::options::CudaOptions;
+use crate::frames::incoming::RING_BYTES_MAX;
 use crate::route::Route;
 
 /// Transports of UCX that move data through memory which both processes map.
 const SHARED_MEMORY: [&str; 5] = ["sm", "shm", "mm", "posix", "sysv"];
+
+/// Fewer bytes make no ring of frames.
+const RING_BYTES_MIN: u32 = 4 << 10;
 
 /// Pages of memory that a context allocates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,6 +37,10 @@ pub struct ContextOptions {
     pub inbox_bytes: u64,
     /// Bytes that travel to a peer's inbox at a time.
     pub chunk_bytes: u32,
+    /// Memory through which frames go to a peer on this host, in bytes: for each connection and direction, taken when first used.
+    /// With less than 4 KiB, or where the transports rule out memory that both processes map, they go by UCX, as those do that
+    /// are too long or find no room. At most 1 MiB.
+    pub ring_bytes: u32,
     /// Threads that copy into mapped memory. One is the progress thread alone; more take cores from whatever else runs.
     pub copy_threads: usize,
     /// Processors to pin progress threads to, one for each worker of the context in turn. Empty leaves them to the system,
@@ -58,6 +66,7 @@ impl Default for ContextOptions {
             route: None,
             inbox_bytes: 64 << 20,
             chunk_bytes: 256 << 10,
+            ring_bytes: 64 << 10,
             copy_threads: 1,
             cpus: Vec::new(),
             populate: true,
@@ -82,6 +91,16 @@ impl ContextOptions {
             (None, Ok(list)) => list.starts_with('^') || names_cma(&list),
             (None, Err(_)) => true,
         }
+    }
+
+    /// Bytes of the ring of frames to a peer, which is on this host if `near`; 0 for none.
+    pub(crate) fn ring_bytes_for(&self, near: bool) -> u32 {
+        if near && self.allows_rings() { self.ring_bytes.min(RING_BYTES_MAX) } else { 0 }
+    }
+
+    /// Whether frames may go through memory that both processes map.
+    pub(crate) fn allows_rings(&self) -> bool {
+        self.ring_bytes >= RING_BYTES_MIN && self.allows_shared_memory()
     }
 
     /// Whether memory of another process may be mapped: unless the transports in force leave shared memory out.

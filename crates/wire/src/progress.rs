@@ -13,7 +13,7 @@ use rustix::thread::CpuSet;
 use ucx_sys::Status;
 
 use crate::address::WorkerCard;
-use crate::connection::{Closed, Connection, Leaving, Neighbour, Sender, Target};
+use crate::connection::{Closed, Connection, Leaving, Neighbour, Target};
 use crate::context::Context;
 use crate::cuda::driver::CudaOpenError;
 use crate::cuda::route::Carriers;
@@ -22,6 +22,9 @@ use crate::endpoint::{EndpointId, KeyId, Lane};
 use crate::error::{CommandError, OpenError};
 use crate::event::{Event, TransferId};
 use crate::frame::{self, Audience, Frame, FrameError};
+use crate::frames::incoming::{Rings, Turn};
+use crate::frames::outgoing::Sender;
+use crate::frames::ring::Damaged;
 use crate::inbox::message::{Body, Message, StreamId};
 use crate::inbox::outbox::Outbox;
 use crate::inbox::target::Peer;
@@ -40,6 +43,9 @@ const COMMANDS_PER_TURN: usize = 64;
 
 /// Progress calls between two looks at the commands.
 const PROGRESS_PER_TURN: usize = 64;
+
+/// Turns in which UCX is not looked at, one after the other.
+const PASSED_OVER_MAX: u32 = 8;
 
 /// Events that may wait for the owner before no more messages are taken from UCX.
 const EVENTS_MAX: usize = 1 << 10;
@@ -128,9 +134,12 @@ pub(crate) struct Progress {
     gpu: Option<Carriers>,
     service: Service,
     inbound: VecDeque<Inbound>,
+    rings: Rings,
     /// Frames that UCX has accepted and not sent.
     unsent: Rc<Cell<u64>>,
     running: bool,
+    /// Turns in which UCX was not looked at, one after the other.
+    passed_over: u32,
     /// When the kernel was last asked for the peers on this host.
     looked: Instant,
     worker: Rc<RawWorker>, // last: everything above is UCX's
@@ -163,6 +172,7 @@ impl Progress {
         let service = Service::new(&context, &worker, gpu.as_ref().map(Carriers::incoming), permits)?;
         let (inbox, slab) = (service.inbox_card(), service.slab_card());
         let address = WorkerCard::new(context.ucx_version(), worker.address()?, inbox, slab).to_bytes();
+        let rings = Rings::new(context.options().stall_deadline);
         let progress = Self {
             context,
             epoch,
@@ -182,8 +192,10 @@ impl Progress {
             gpu,
             service,
             inbound: VecDeque::new(),
+            rings,
             unsent: Rc::new(Cell::new(0)),
             running: true,
+            passed_over: 0,
             looked: Instant::now(),
             worker,
         };
@@ -196,8 +208,13 @@ impl Progress {
     }
 
     /// Makes UCX wake who sleeps on [`wakers`](Self::wakers). `false` if there is something to do first.
-    pub(crate) fn arm(&self) -> bool {
-        self.listener.backlog() < EVENTS_MAX && self.worker.arm()
+    pub(crate) fn arm(&mut self) -> bool {
+        self.listener.backlog() < EVENTS_MAX && self.rings.arm() && self.worker.arm()
+    }
+
+    /// Nobody sleeps, or is going to without another [`arm`](Self::arm).
+    pub(crate) fn disarm(&self) {
+        self.rings.disarm();
     }
 
     /// What becomes readable when there is something to do: UCX's descriptor, and the peers' processes.
@@ -236,11 +253,18 @@ impl Progress {
             self.carry_out(command);
             busy = true;
         }
-        for _ in 0..PROGRESS_PER_TURN {
-            if !self.worker.progress() {
-                break;
+        busy |= self.take_from_rings();
+        // Where nothing waits for UCX, what has come or gone by a ring does not either: a look at its sockets is a system call.
+        if busy && self.is_idle() && self.passed_over < PASSED_OVER_MAX {
+            self.passed_over += 1;
+        } else {
+            self.passed_over = 0;
+            for _ in 0..PROGRESS_PER_TURN {
+                if !self.worker.progress() {
+                    break;
+                }
+                busy = true;
             }
-            busy = true;
         }
         self.close_failed();
         busy |= self.take_messages();
@@ -259,7 +283,7 @@ impl Progress {
         let sender = Sender { epoch: self.epoch, address: &self.address, unsent: &self.unsent };
         match command {
             Command::Connect { endpoint, card, neighbour, peer_epoch, reply } => {
-                let opened = Connection::open(&self.worker, endpoint, *card, neighbour, peer_epoch);
+                let opened = Connection::open(&self.worker, &self.context, endpoint, *card, neighbour, peer_epoch);
                 let connected = opened.map(|connection| {
                     self.connected += 1;
                     self.connections.insert(endpoint, connection);
@@ -274,7 +298,7 @@ impl Progress {
                 let _ = reply.send(imported); // as above
             }
             Command::Send { endpoint, kind, payload } => {
-                if let Some(connection) = self.connections.get(&endpoint) {
+                if let Some(connection) = self.connections.get_mut(&endpoint) {
                     connection.send(&sender, kind, &payload);
                     stage!("frame sent");
                 }
@@ -322,6 +346,7 @@ impl Progress {
         if look {
             self.looked = Instant::now();
             self.service.recover();
+            self.rings.look(self.looked);
         }
         let failed = self.connections.iter().map(|(id, connection)| (*id, connection.failure(look)));
         for (id, status) in failed.filter(|(_, status)| *status != Status::OK).collect::<Vec<_>>() {
@@ -341,7 +366,7 @@ impl Progress {
         let sender = Sender { epoch: self.epoch, address: &self.address, unsent: &self.unsent };
         let mut to_peer = self.connections.values_mut().filter(|connection| connection.peer_epoch == peer.epoch);
         if let Some(own) = to_peer.find(|connection| connection.failure(true) == Status::OK) {
-            own.pass_on(&sender, Message { connection: peer.connection, body: Body::Unanswered });
+            own.pass_on(&sender, &Message { connection: peer.connection, body: Body::Unanswered });
         }
     }
 
@@ -360,19 +385,26 @@ impl Progress {
             let answers = self.service.take_of(*epoch).into_iter();
             self.closing.extend(answers.map(|(peer, raw)| (Closed::Answer(peer), raw.close(true))));
         }
-        let (closing, service) = (&self.closing, &self.service);
+        let (closing, service, rings) = (&self.closing, &self.service, &mut self.rings);
         let over = |watched: &mut Watched| {
             let answers =
                 |(whose, _): &(Closed, Closing)| matches!(whose, Closed::Answer(peer) if peer.epoch == watched.epoch);
-            watched.process.has_ended() && !closing.iter().any(answers) && !service.knows(watched.epoch)
+            watched.process.has_ended()
+                && rings.is_drained(watched.epoch)
+                && !closing.iter().any(answers)
+                && !service.knows(watched.epoch)
         };
         let dead: Vec<Watched> = self.watched.extract_if(.., over).collect();
-        for Watched { endpoint, .. } in dead {
+        for Watched { endpoint, epoch, .. } in dead {
+            self.rings.close_of(epoch);
             self.tell(Event::PeerDied { endpoint });
         }
     }
 
     fn step_transfers(&mut self) -> bool {
+        if self.transfers.is_empty() {
+            return false;
+        }
         let mut busy = false;
         let mut index = 0;
         let now = Instant::now();
@@ -395,7 +427,7 @@ impl Progress {
                     stage!("ended");
                     let (ended, notice) = self.transfers.swap_remove(index);
                     if let (Some(Notice { kind, payload, with_stats }), Ok(stats)) = (notice, &result)
-                        && let Some(connection) = self.connections.get(&ended.endpoint)
+                        && let Some(connection) = self.connections.get_mut(&ended.endpoint)
                     {
                         let payload = if with_stats { stats.append_to(payload) } else { payload };
                         connection.send(&sender, kind, &payload);
@@ -420,7 +452,8 @@ impl Progress {
         busy
     }
 
-    /// Takes messages off UCX's queue and hands the complete ones over in the order in which they came.
+    /// Takes messages off UCX's queue and hands the complete ones over in the order in which they came, each behind those of its
+    /// stream that were sent before it and are in a ring.
     fn take_messages(&mut self) -> bool {
         let mut busy = false;
         while self.listener.backlog() < EVENTS_MAX && self.inbound.len() < EVENTS_MAX {
@@ -432,16 +465,64 @@ impl Progress {
             let Some(message) = self.inbound.pop_front() else { break };
             let parsed = message.take().map_err(|bytes| FrameError::Size { bytes });
             match parsed.and_then(|message| frame::parse(self.epoch, message)) {
-                Ok((Audience::Caller, frame)) => {
-                    stage!("frame heard");
-                    self.tell(Event::Frame(frame));
+                Ok((audience, place, frame)) => {
+                    let (epoch, mut before) = (frame.source_epoch, Vec::new());
+                    let turn = self.rings.turn_of(epoch, place, &mut before);
+                    before.into_iter().for_each(|message| self.read(epoch, message));
+                    match turn {
+                        Turn::Deliver => self.hand_over(audience, frame),
+                        Turn::Drop => {}
+                        Turn::Failed => self.fail_damaged(epoch),
+                    }
                 }
-                Ok((Audience::Worker, frame)) => self.hear(&frame),
                 Err(error) => self.tell(Event::BadFrame(error)),
             }
             busy = true;
         }
         busy
+    }
+
+    /// Takes frames whose turn it is out of the rings.
+    fn take_from_rings(&mut self) -> bool {
+        let taken = self.rings.take(EVENTS_MAX.saturating_sub(self.listener.backlog()));
+        let busy = !taken.is_empty();
+        for ((epoch, _), taken) in taken {
+            match taken {
+                Ok(message) => self.read(epoch, message),
+                Err(Damaged) => self.fail_damaged(epoch),
+            }
+        }
+        busy
+    }
+
+    /// A frame from the ring of a peer.
+    fn read(&mut self, epoch: u64, message: Vec<u8>) {
+        match frame::parse(self.epoch, message) {
+            Ok((audience, _, frame)) if frame.source_epoch == epoch => self.hand_over(audience, frame),
+            Ok(_) => self.tell(Event::BadFrame(FrameError::Ring { epoch })),
+            Err(error) => self.tell(Event::BadFrame(error)),
+        }
+    }
+
+    fn hand_over(&mut self, audience: Audience, frame: Frame) {
+        match audience {
+            Audience::Caller => {
+                stage!("frame heard");
+                self.tell(Event::Frame(frame));
+            }
+            Audience::Worker => self.hear(&frame),
+        }
+    }
+
+    /// What a peer sends is damaged, or some of it is missing: nothing that leads to it is to be trusted.
+    fn fail_damaged(&mut self, epoch: u64) {
+        self.tell(Event::BadFrame(FrameError::Ring { epoch }));
+        let of_peer = self.connections.iter().filter(|(_, connection)| connection.peer_epoch == epoch);
+        for endpoint in of_peer.map(|(endpoint, _)| *endpoint).collect::<Vec<_>>() {
+            if let Some(connection) = self.connections.remove(&endpoint) {
+                self.fail(connection, Status::ERR_IO_ERROR);
+            }
+        }
     }
 
     /// A message from another worker: to the transfer that it is about, or to this worker's inbox.
@@ -474,6 +555,11 @@ impl Progress {
             (Body::Unanswered, _) if from_peer => {
                 if let Some(connection) = self.connections.remove(&endpoint) {
                     self.fail(connection, Status::ERR_CONNECTION_RESET);
+                }
+            }
+            (Body::Ring { stream, share, bytes }, _) => {
+                if self.context.options().allows_rings() {
+                    self.rings.open((peer.epoch, stream), &share, bytes);
                 }
             }
             (Body::Grant { before, chunks, .. }, Some(transfer)) => transfer.granted(before, &chunks),

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use ucx_sys::Status;
 
 use crate::address::{InboxCard, WorkerCard};
-use crate::connection::{self, Sender};
 use crate::context::Context;
 use crate::cuda::incoming::Incoming;
 use crate::error::RegionError;
+use crate::frames::outgoing::{Outgoing, Sender};
 use crate::inbox::message::{Body, Message, Refusal};
 use crate::inbox::target::{Inbox, Peer, Reply};
 use crate::permits::{Permit, Permits};
@@ -38,6 +38,7 @@ pub(crate) struct Service {
 /// What a source is answered through.
 struct Answer {
     endpoint: RawEndpoint,
+    outgoing: Outgoing,
     /// The source's process, if it is on this host.
     process: Option<Process>,
 }
@@ -109,7 +110,9 @@ impl Service {
                         Ok(endpoint) => {
                             let share = card.inbox.and_then(|inbox| inbox.region.share);
                             let process = share.and_then(|share| share.owner());
-                            self.answers.insert(peer, Answer { endpoint, process });
+                            let near = process.is_some();
+                            let outgoing = Outgoing::new(self.context.options().ring_bytes_for(near));
+                            self.answers.insert(peer, Answer { endpoint, outgoing, process });
                         }
                         Err(_) => self.forget(peer),
                     }
@@ -165,7 +168,10 @@ impl Service {
             | Body::Refused { .. }
             | Body::Dropped { .. }
             | Body::Revoked { .. }
-            | Body::Unanswered => {}
+            | Body::Unanswered
+            // Nor is what the worker has to do with.
+            | Body::Ring { .. }
+            | Body::Bell => {}
         }
         None
     }
@@ -188,8 +194,8 @@ impl Service {
         }
         busy |= !self.replies.is_empty();
         for (peer, body) in self.replies.drain(..) {
-            if let Some(answer) = self.answers.get(&peer) {
-                connection::say(&answer.endpoint, sender, peer.epoch, Message { connection: peer.connection, body });
+            if let Some(Answer { endpoint, outgoing, .. }) = self.answers.get_mut(&peer) {
+                outgoing.say(endpoint, sender, peer.epoch, &Message { connection: peer.connection, body });
             }
         }
         busy
@@ -197,16 +203,16 @@ impl Service {
 
     /// Endpoints whose peers are gone, or out of reach: to be closed, then forgotten.
     pub(crate) fn take_failed(&mut self) -> Vec<(Peer, RawEndpoint)> {
-        let failed = self.take(|_, endpoint| endpoint.failure() != Status::OK);
-        let endpoint = |(peer, Answer { endpoint, process }): (Peer, Answer)| {
+        let failed = self.take(|_, answer| answer.endpoint.failure() != Status::OK || answer.outgoing.is_broken());
+        let endpoint = |(peer, Answer { endpoint, process, .. }): (Peer, Answer)| {
             self.doubtful.extend(process.map(|process| (peer, process)));
             (peer, endpoint)
         };
         failed.into_iter().map(endpoint).collect()
     }
 
-    fn take(&mut self, which: impl Fn(&Peer, &RawEndpoint) -> bool) -> Vec<(Peer, Answer)> {
-        let these = self.answers.iter().filter(|(peer, answer)| which(peer, &answer.endpoint));
+    fn take(&mut self, which: impl Fn(&Peer, &Answer) -> bool) -> Vec<(Peer, Answer)> {
+        let these = self.answers.iter().filter(|(peer, answer)| which(peer, answer));
         let these: Vec<Peer> = these.map(|(peer, _)| *peer).collect();
         these.into_iter().filter_map(|peer| self.answers.remove_entry(&peer)).collect()
     }

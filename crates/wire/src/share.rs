@@ -25,7 +25,8 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use serde::{Deserialize, Serialize};
 
-use crate::copy::Window;
+use crate::copy::{self, Stores, Window};
+use crate::frames::ring::{Memory, Words};
 use crate::options::Pages;
 use crate::process::Process;
 
@@ -137,7 +138,14 @@ impl Mapped {
         (self.base, self.mapped_bytes - self.page_bytes)
     }
 
-    /// Whether the owner still has the memory registered. Pairs with the store in [`Share::withdraw`].
+    /// Tells the peers that map the file that its memory is no longer registered. For its owner. Pairs with the load in
+    /// [`is_offered`](Self::is_offered).
+    pub(crate) fn withdraw(&self) {
+        self.control().state.store(WITHDRAWN, Ordering::Release);
+    }
+
+    /// Whether the owner still has the memory registered. Pairs with the store in
+    /// [`withdraw`](Self::withdraw).
     pub(crate) fn is_offered(&self) -> bool {
         self.control().state.load(Ordering::Acquire) == OFFERED
     }
@@ -219,14 +227,95 @@ impl Share {
         Some(ShareCard { process, descriptor, cookie: self.mapped.cookie })
     }
 
-    /// Tells the peers that map the file that its memory is no longer registered. Pairs with the load in
-    /// [`Mapped::is_offered`].
+    /// As [`Mapped::withdraw`].
     pub(crate) fn withdraw(&self) {
-        self.mapped.control().state.store(WITHDRAWN, Ordering::Release);
+        self.mapped.withdraw();
     }
 
     pub(crate) fn base(&self) -> NonNull<u8> {
         self.mapped.base
+    }
+}
+
+/// Somebody's mapping of a file.
+pub(crate) trait Mapping {
+    fn mapped(&self) -> &Mapped;
+}
+
+impl Mapping for Mapped {
+    fn mapped(&self) -> &Mapped {
+        self
+    }
+}
+
+impl Mapping for Share {
+    fn mapped(&self) -> &Mapped {
+        &self.mapped
+    }
+}
+
+/// A file as the memory of a ring of frames: its words, then the bytes.
+#[derive(Debug)]
+pub(crate) struct RingMemory<M> {
+    mapping: M,
+    capacity: u64,
+}
+
+impl<M: Mapping> RingMemory<M> {
+    /// `None` if the file is too small for any.
+    pub(crate) fn new(mapping: M) -> Option<Self> {
+        let bytes = mapping.mapped().bytes.checked_sub(size_of::<Words>())?;
+        let capacity = bytes as u64 / 8 * 8;
+        (capacity > 0).then_some(Self { mapping, capacity })
+    }
+
+    pub(crate) fn withdraw(&self) {
+        self.mapping.mapped().withdraw();
+    }
+
+    pub(crate) fn is_offered(&self) -> bool {
+        self.mapping.mapped().is_offered()
+    }
+
+    /// The address of byte `start` of the records, with `bytes` bytes behind it.
+    fn at(&self, start: u64, bytes: usize) -> *mut u8 {
+        let end = start.checked_add(bytes as u64);
+        assert!(end.is_some_and(|end| end <= self.capacity), "a position is taken modulo the capacity");
+        let start = usize::try_from(start).expect("inside the mapping, whose length is a usize");
+        self.mapping.mapped().base.as_ptr().wrapping_add(size_of::<Words>() + start)
+    }
+}
+
+impl RingMemory<Share> {
+    /// Keeps the mapping: nobody can open the file any more.
+    pub(crate) fn close_file(self) -> RingMemory<Mapped> {
+        RingMemory { mapping: self.mapping.mapped, capacity: self.capacity }
+    }
+}
+
+impl<M: Mapping> Memory for RingMemory<M> {
+    fn words(&self) -> &Words {
+        let words = self.mapping.mapped().base.cast::<Words>();
+        // SAFETY: the mapping begins a page, holds at least the words (`new`), and lives as long as `self`; they are atomics, and
+        // accessed as such in every process.
+        unsafe { words.as_ref() }
+    }
+
+    fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    fn write(&self, start: u64, from: &[u8]) {
+        let to = self.at(start, from.len());
+        // SAFETY: `at` has checked the range, which is mapped; `from` is a live reference, and not into the mapping, to which
+        // none exists.
+        unsafe { copy::copy(from.as_ptr(), to, from.len(), Stores::Cached) }
+    }
+
+    fn read(&self, start: u64, to: &mut [u8]) {
+        let from = self.at(start, to.len());
+        // SAFETY: as in `write`, the other way round.
+        unsafe { copy::copy(from, to.as_mut_ptr(), to.len(), Stores::Cached) }
     }
 }
 
@@ -252,7 +341,6 @@ fn file_bytes(bytes: usize, page_bytes: usize) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::copy::Stores;
 
     #[test]
     fn both_mappings_are_the_same_memory_until_it_is_withdrawn() {

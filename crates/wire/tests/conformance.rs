@@ -110,6 +110,71 @@ fn several_workers_of_one_context_move_bytes_at_once() {
     }
 }
 
+/// By the mappings of this process, of which each ring has two, one of either end.
+#[test]
+fn frames_take_a_ring_where_memory_may_be_shared_and_leave_none_behind() {
+    const RING_BYTES: u32 = 28 << 10;
+    let rings = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let bytes = |line: &str| {
+            let (start, end) = line.split_whitespace().next()?.split_once('-')?;
+            Some(usize::from_str_radix(end, 16).ok()? - usize::from_str_radix(start, 16).ok()?)
+        };
+        // And the page that says whose it is. No other test has mappings of this length.
+        maps.lines().filter(|line| line.contains("memfd:kvferry-") && bytes(line) == Some(32 << 10)).count()
+    };
+    for (transports, ring_bytes, expected) in [
+        (None, RING_BYTES, 4),
+        (Some("posix,sysv,cma,tcp"), RING_BYTES, 4),
+        (Some("tcp"), RING_BYTES, 0),
+        (None, 0, 0),
+        (None, 4095, 0),
+    ] {
+        let options = ContextOptions { ring_bytes, ..Way::all(transports, true)[0].options.clone() };
+        let [a, b] = suite::end::pair(&Way { options, alone: false });
+        // There and back, so that each offer has been heard when the next frame is sent.
+        for _ in 0..3 {
+            a.worker.send(a.to_peer, 1, vec![1]).unwrap();
+            b.frame();
+            b.worker.send(b.to_peer, 2, vec![2]).unwrap();
+            a.frame();
+        }
+        assert_eq!(rings(), expected, "{transports:?}, {ring_bytes}");
+        a.worker.close(a.to_peer).unwrap();
+        b.worker.close(b.to_peer).unwrap();
+        let deadline = std::time::Instant::now() + suite::end::DEADLINE;
+        while rings() > 0 {
+            assert!(std::time::Instant::now() < deadline, "{transports:?}: {} are left", rings());
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    }
+}
+
+/// Without a wake-up each would wait for the look that a sleeper takes once a second.
+#[test]
+fn a_frame_wakes_a_worker_that_sleeps_and_a_caller_in_its_place() {
+    const FRAMES: u32 = 60;
+    for transports in [None, Some("posix,sysv,cma,tcp"), Some("tcp")] {
+        let [a, b] = suite::end::pair(&Way::all(transports, true)[0]);
+        let mut waited = std::time::Duration::ZERO;
+        for number in 0..FRAMES {
+            std::thread::sleep(std::time::Duration::from_millis(2)); // many times what a thread lingers
+            let sent = std::time::Instant::now();
+            a.worker.send(a.to_peer, 1, vec![1]).unwrap();
+            let heard = if number % 3 == 2 {
+                let heard = b.worker.drive(sent + suite::end::DEADLINE, || b.events.try_recv().ok());
+                heard.unwrap_or_else(|| b.event())
+            } else {
+                b.event()
+            };
+            waited += sent.elapsed();
+            assert!(matches!(heard, Event::Frame(_)), "{heard:?}");
+        }
+        println!("{transports:?}: {:?} each", waited / FRAMES);
+        assert!(waited < std::time::Duration::from_millis(250) * FRAMES, "{transports:?}: {waited:?}");
+    }
+}
+
 #[test]
 fn a_processor_that_is_not_there_is_named() {
     let context = Context::open(&ContextOptions { cpus: vec![1 << 20], ..ContextOptions::default() }).unwrap();

@@ -413,8 +413,9 @@ mod tests {
             let (shapes, set_of): (Vec<Shape>, Vec<usize>) = transfer.iter().cloned().unzip();
             let units = Units::of(&shapes, &set_of).unwrap();
             prop_assert_eq!(units.count(), u64::from(numbering.units));
-            let first = first.index(numbering.units as usize + 1) as u64;
-            let count = count.index(numbering.units as usize - first as usize + 1) as u64;
+            let first = first.index(numbering.units as usize + 1);
+            let count = count.index(numbering.units as usize - first + 1) as u64;
+            let first = first as u64;
             let mut walked = BTreeMap::new();
             for (run, place) in units.walk(&shapes, first, count) {
                 for byte in 0..run.bytes {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ucx_sys::Status;
 
-use crate::connection::{Connection, Sender};
+use crate::connection::Connection;
 use crate::context::Context;
 use crate::cuda::copy::DeviceCopy;
 use crate::cuda::desk::Desk;
@@ -18,6 +18,7 @@ use crate::cuda::landing::{DeviceFilling, Way};
 use crate::cuda::queue::Queue;
 use crate::cuda::target::Targets;
 use crate::error::PutError;
+use crate::frames::outgoing::Sender;
 use crate::inbox::message::{Refusal, StreamId};
 use crate::inbox::outbox::Outbox;
 use crate::inbox::source::Filling;

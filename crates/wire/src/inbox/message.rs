@@ -16,6 +16,8 @@
 //!                              <-     Dropped: nothing of it is scattered any more
 //!   Bye                        ->       nothing more comes, no chunk is written any more
 //!                              <-     Unanswered: the way back has failed, nothing is answered any more
+//!   Ring {share, ...}          ->       frames come through this memory, if you can map it: see `frames.rs`
+//!   Bell                       ->       and there is one
 //! ```
 
 use std::sync::Arc;
@@ -23,9 +25,11 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::frame::StreamNumber;
 use crate::permits::Permit;
 use crate::pieces::{Dim, Piece, Shape, SlotPair, Span};
 use crate::region::RegionId;
+use crate::share::ShareCard;
 
 /// One connection of a source: its endpoint, by its own numbering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -115,6 +119,14 @@ pub(crate) enum Body {
     },
     /// What the target answers through has failed. Said on another connection, it ends the one that it is about.
     Unanswered,
+    /// Frames of this stream are to come through a memory file, if it can be mapped.
+    Ring {
+        stream: StreamNumber,
+        share: ShareCard,
+        bytes: u32,
+    },
+    /// There is a frame in a ring, whose reader sleeps.
+    Bell,
 }
 
 /// Bytes that are copied as one. Those of a `Vec` are encoded one by one, which takes longer than to send them.

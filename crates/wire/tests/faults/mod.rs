@@ -7,6 +7,7 @@
 //! | a message of the inbox is lost | its transfer ends at the stall deadline, or had no need of the message |
 //! | such a message comes twice, or late | the bytes are right |
 //! | what the target answers through fails | as if the source's endpoint had failed, if the target has one to the source |
+//! | a frame is lost, the next of which came by a ring | its connection fails by name, at both ends |
 //! | such a message is overtaken or damaged | the transfer ends, and touches nothing outside of what is registered |
 //! | anything of that, at random, among many transfers and cancels | each ends once; what ends well is whole |
 //!
@@ -40,6 +41,7 @@ macro_rules! faults {
             a_lost_message_costs_at_most_the_stall_deadline
             a_message_that_comes_twice_or_late_changes_nothing
             a_message_that_is_overtaken_or_damaged_ends_its_transfer_or_changes_nothing
+            a_lost_frame_is_missed_and_fails_the_connection
             a_cancel_that_is_not_answered_ends_at_the_stall_deadline
             a_source_whose_answers_are_cut_off_is_told
             noise_of_every_kind_loses_transfers_and_never_bytes
@@ -96,7 +98,8 @@ struct Stage {
 
 fn way(route: Route, stall_deadline: Duration) -> Way {
     let way = Way::all(None, true).into_iter().find(|way| way.options.route == Some(route)).unwrap();
-    Way { options: kvferry_wire::ContextOptions { stall_deadline, ..way.options.clone() }, ..way }
+    // Every frame is a message that the script can have its way with.
+    Way { options: kvferry_wire::ContextOptions { stall_deadline, ring_bytes: 0, ..way.options.clone() }, ..way }
 }
 
 impl Stage {

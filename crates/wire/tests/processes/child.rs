@@ -1,13 +1,15 @@
 //! The other process: this test binary again, which runs nothing but [`target`].
 
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::time::Duration;
 
 use kvferry_test_process::{Answers, Process, cpu_seconds, footprint, serve, setup};
-use kvferry_wire::{Context, ContextOptions, RegionCard, Route, TransferId, Worker};
+use kvferry_wire::{Context, ContextOptions, Event, RegionCard, Route, TransferId, Worker};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::end::{MANY, PIECE, pieces};
+use crate::end::{DEADLINE, MANY, PIECE, pieces};
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Setup {
@@ -31,6 +33,21 @@ enum Ask {
         epoch: u64,
         card: RegionCard,
     },
+    /// Sends frames to a worker, and answers when all are on their way.
+    Send {
+        address: Vec<u8>,
+        epoch: u64,
+        numbers: Range<u64>,
+    },
+    /// Waits for so many frames and checks them.
+    Hear {
+        count: u64,
+    },
+}
+
+/// Frame `number` of a test: its kind and payload.
+pub(crate) fn frame(number: u64) -> (u16, Vec<u8>) {
+    (number as u16, vec![number as u8; (number * 37 % 1000) as usize])
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -100,6 +117,23 @@ impl Target {
         let (address, epoch, card) = (source.address.clone(), source.epoch, source.card.clone());
         assert!(matches!(self.ask(&Ask::Pull { address, epoch, card }), Answer::Done));
     }
+
+    /// Has it connect, if it has not, and send frames.
+    pub(crate) fn send(&mut self, to: &Worker, numbers: Range<u64>) {
+        let (address, epoch) = (to.address().to_owned(), to.epoch());
+        assert!(matches!(self.ask(&Ask::Send { address, epoch, numbers }), Answer::Done));
+    }
+
+    /// As [`send`](Self::send), and does not wait for that.
+    pub(crate) fn start_to_send(&mut self, to: &Worker, numbers: Range<u64>) {
+        let (address, epoch) = (to.address().to_owned(), to.epoch());
+        self.process.tell(&Ask::Send { address, epoch, numbers });
+    }
+
+    /// Whether the frames that it hears are the first `count`, in their order.
+    pub(crate) fn hears(&mut self, count: u64) {
+        assert!(matches!(self.ask(&Ask::Hear { count }), Answer::Done));
+    }
 }
 
 #[test]
@@ -111,6 +145,7 @@ fn target() {
     let (worker, events) = Worker::start(&context, setup.epoch).unwrap();
     let mut region = Some(context.allocate(setup.bytes).unwrap());
     let card = region.as_ref().unwrap().card();
+    let (mut heard, mut endpoints) = (VecDeque::new(), BTreeMap::new());
     serve(|ask| {
         let answer = match ask {
             Ask::Card => Answer::Card { address: worker.address().to_owned(), card: card.clone() },
@@ -134,13 +169,39 @@ fn target() {
                 }
                 Answer::Done
             }
+            Ask::Send { address, epoch, numbers } => {
+                let connect = || worker.connect(&address, epoch).unwrap();
+                let endpoint = *endpoints.entry(epoch).or_insert_with(connect);
+                for (kind, payload) in numbers.map(frame) {
+                    worker.send(endpoint, kind, payload).unwrap();
+                }
+                worker.lanes(endpoint).unwrap(); // behind the others
+                Answer::Done
+            }
+            Ask::Hear { count } => {
+                for number in 0..count {
+                    let next = heard.pop_front().unwrap_or_else(|| {
+                        loop {
+                            if let Event::Frame(frame) = events.recv_timeout(DEADLINE).unwrap() {
+                                break (frame.kind, frame.payload);
+                            }
+                        }
+                    });
+                    assert_eq!(next, frame(number));
+                }
+                Answer::Done
+            }
             Ask::Cpu => Answer::Cpu(cpu_seconds()),
             Ask::Open => {
                 let (descriptors, resident_bytes) = footprint();
                 Answer::Open { descriptors, resident_bytes }
             }
         };
-        while events.try_recv().is_ok() {}
+        for event in events.try_iter() {
+            if let Event::Frame(frame) = event {
+                heard.push_back((frame.kind, frame.payload));
+            }
+        }
         answer
     });
 }

@@ -9,6 +9,7 @@
 mod child;
 mod closed;
 mod end;
+mod frames;
 mod idle;
 mod killed;
 mod memory;

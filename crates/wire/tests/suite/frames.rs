@@ -21,6 +21,42 @@ pub(crate) fn frames_arrive_in_order_with_their_epoch_up_to_the_limit(way: &Way)
     assert!(matches!(a.worker.send(a.to_peer, 0, over), Err(CommandError::PayloadTooLong { .. })));
 }
 
+/// By whichever way each of them goes, while the ways change: some are too long for a ring, and it fills up and is emptied.
+pub(crate) fn frames_of_all_sizes_keep_their_order_both_ways(way: &Way) {
+    const ROUNDS: usize = 6;
+    const FRAMES: usize = 150;
+    let ends = pair(way);
+    let size = |number: usize| match number % 50 {
+        49 => 150_000,
+        23 => 40_000,
+        13 | 14 | 37 => 9_000,
+        n => n * 61 % 700,
+    };
+    let payload = |number: usize| vec![number as u8; size(number)];
+    for round in 0..ROUNDS {
+        let numbers = round * FRAMES..(round + 1) * FRAMES;
+        for number in numbers.clone() {
+            for end in &ends {
+                end.worker.send(end.to_peer, (number % 1000) as u16, payload(number)).unwrap();
+            }
+        }
+        // Alone, each comes twice to the one queue.
+        let copies = if way.alone { 2 } else { 1 };
+        for end in &ends[..3 - copies] {
+            let mut heard = [0; 2];
+            for _ in 0..copies * FRAMES {
+                let frame = end.frame();
+                let next = numbers.start + heard[0];
+                let whose = usize::from(usize::from(frame.kind) != next % 1000 || heard[0] == FRAMES);
+                let number = numbers.start + heard[whose];
+                assert_eq!(usize::from(frame.kind), number % 1000, "{way:?}, round {round}");
+                assert!(frame.payload == payload(number), "{way:?}, frame {number}");
+                heard[whose] += 1;
+            }
+        }
+    }
+}
+
 pub(crate) fn a_frame_for_an_earlier_life_is_dropped_and_named(way: &Way) {
     let [a, b] = pair(way);
     let stale = a.worker.connect(b.worker.address(), 0xdead).unwrap();

@@ -29,6 +29,7 @@ macro_rules! conformance {
         $crate::suite::conformance! {
             $run: frames:
             frames_arrive_in_order_with_their_epoch_up_to_the_limit
+            frames_of_all_sizes_keep_their_order_both_ways
             a_frame_for_an_earlier_life_is_dropped_and_named
             a_frame_behind_a_transfer_finds_its_bytes
         }
