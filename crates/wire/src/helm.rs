@@ -153,7 +153,9 @@ impl Helm {
             if !self.caller_asleep.load(Ordering::Relaxed) {
                 progress.disarm();
             }
-            if progress.turn() {
+            let busy = progress.turn();
+            progress.take_rung(); // this thread is awake, and a caller who sleeps is woken for whatever moved
+            if busy {
                 active = Instant::now();
                 drop(turning);
                 self.interrupt();
@@ -336,12 +338,16 @@ impl Helm {
         }
         // Who sleeps is to look after processes that it did not know of when it lay down.
         let in_flight = !progress.is_idle() || !progress.is_running() || progress.connected() != connected;
+        let rung = progress.take_rung();
         drop(turning);
         fence(Ordering::SeqCst); // pairs with that of `nudge`, which has found this locked, and that of `sleep`
         let more = in_flight || !self.commands.is_empty();
-        if (busy || more) && self.caller_asleep.load(Ordering::Relaxed) {
+        let caller_roused = (busy || more) && self.caller_asleep.load(Ordering::Relaxed);
+        if caller_roused {
             self.rouse_caller();
-        } else if more && self.thread.load(Ordering::Relaxed) == ASLEEP {
+        }
+        // The message that was to wake it has been taken here, and there is no other before it has been up.
+        if (rung || (more && !caller_roused)) && self.thread.load(Ordering::Relaxed) == ASLEEP {
             self.rouse();
         }
         Some(Turned { busy, more })

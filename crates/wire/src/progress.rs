@@ -138,6 +138,8 @@ pub(crate) struct Progress {
     /// Frames that UCX has accepted and not sent.
     unsent: Rc<Cell<u64>>,
     running: bool,
+    /// A peer has rung for who sleeps.
+    rung: bool,
     /// Turns in which UCX was not looked at, one after the other.
     passed_over: u32,
     /// When the kernel was last asked for the peers on this host.
@@ -195,6 +197,7 @@ impl Progress {
             rings,
             unsent: Rc::new(Cell::new(0)),
             running: true,
+            rung: false,
             passed_over: 0,
             looked: Instant::now(),
             worker,
@@ -222,6 +225,12 @@ impl Progress {
         let processes = self.connections.values().filter_map(Connection::process);
         let processes = processes.chain(self.watched.iter().map(|watched| &watched.process)).map(Process::descriptor);
         [&self.event_fd].into_iter().chain(processes).cloned().collect()
+    }
+
+    /// Whether a peer has rung since the last call. It does so once for each [`arm`](Self::arm): who sleeps has to hear of it from who
+    /// has taken the message.
+    pub(crate) fn take_rung(&mut self) -> bool {
+        std::mem::take(&mut self.rung)
     }
 
     /// Connections that were ever made: with each there may be a process to look after.
@@ -557,6 +566,7 @@ impl Progress {
                     self.fail(connection, Status::ERR_CONNECTION_RESET);
                 }
             }
+            (Body::Bell, _) => self.rung = true,
             (Body::Ring { stream, share, bytes }, _) => {
                 if self.context.options().allows_rings() {
                     self.rings.open((peer.epoch, stream), &share, bytes);

@@ -175,6 +175,34 @@ fn a_frame_wakes_a_worker_that_sleeps_and_a_caller_in_its_place() {
     }
 }
 
+/// The sleeping thread is rung for once; a caller that polls takes the ring, and goes away.
+#[test]
+fn a_frame_is_heard_by_a_thread_that_slept_while_a_caller_polled() {
+    const ROUNDS: u32 = 40;
+    let pause = || std::thread::sleep(std::time::Duration::from_millis(5)); // many times what a thread lingers or rests
+    for transports in [None, Some("posix,sysv,cma,tcp"), Some("tcp")] {
+        let [a, b] = suite::end::pair(&Way::all(transports, true)[0]);
+        let mut waited = std::time::Duration::ZERO;
+        for _ in 0..ROUNDS {
+            pause();
+            a.worker.send(a.to_peer, 1, vec![1]).unwrap();
+            let sent = std::time::Instant::now();
+            // And on, for what rings.
+            while sent.elapsed() < std::time::Duration::from_micros(300) {
+                b.worker.progress();
+            }
+            b.frame();
+            pause();
+            let sent = std::time::Instant::now();
+            a.worker.send(a.to_peer, 2, vec![2]).unwrap();
+            b.frame();
+            waited += sent.elapsed();
+        }
+        println!("{transports:?}: {:?} each", waited / ROUNDS);
+        assert!(waited < std::time::Duration::from_millis(100) * ROUNDS, "{transports:?}: {waited:?}");
+    }
+}
+
 #[test]
 fn a_processor_that_is_not_there_is_named() {
     let context = Context::open(&ContextOptions { cpus: vec![1 << 20], ..ContextOptions::default() }).unwrap();

@@ -104,7 +104,11 @@ fn way(route: Route, stall_deadline: Duration) -> Way {
 
 impl Stage {
     fn new(route: Route, stall_deadline: Duration) -> Self {
-        let [a, b] = pair(&way(route, stall_deadline));
+        Self::over(&way(route, stall_deadline))
+    }
+
+    fn over(way: &Way) -> Self {
+        let [a, b] = pair(way);
         let (source, target) = (filled(&a.context, &pattern(BYTES)), b.context.allocate(BYTES).unwrap());
         let remote = a.worker.import(a.to_peer, &target.card()).unwrap();
         Self { a, b, source, target, remote }

@@ -1,10 +1,10 @@
 //! Everything at once.
 
 use kvferry_fake_ucx::{Fault, Noise, Script};
-use kvferry_wire::{Event, PutError, Route, Status, TransferId};
+use kvferry_wire::{ContextOptions, Event, PutError, Route, Status, TransferId};
 
-use super::{STALL, Stage, play};
-use crate::suite::end::{bytes, filled, pattern, side_by_side};
+use super::{STALL, Stage, play, way};
+use crate::suite::end::{Way, bytes, filled, pattern, side_by_side};
 
 const FAULTS: &[Fault] = &[
     Fault::Double,
@@ -21,13 +21,16 @@ const EACH: u64 = 3000;
 
 /// Each transfer has a place of its own, so what ends well is whole, whatever happened to the others.
 pub(crate) fn noise_of_every_kind_loses_transfers_and_never_bytes() {
-    for route in [Route::Direct, Route::Landing, Route::Staged, Route::Runs] {
+    let routes = [Route::Direct, Route::Landing, Route::Staged, Route::Runs];
+    // By messages only, and with rings, out of whose order the script then takes some.
+    for (route, ring_bytes) in routes.into_iter().flat_map(|route| [(route, 0), (route, 16 << 10)]) {
         let (mut well, mut badly) = (0, 0);
         for seed in 0..12 {
             // From rare faults to frequent ones. A lost message costs the stall deadline, and so do frequent ones.
             let noise = Noise { seed, one_in: 200 >> (seed % 4), faults: FAULTS };
             let _session = play(Script { noise: Some(noise), ..Script::default() });
-            let stage = Stage::new(route, STALL);
+            let way = way(route, STALL);
+            let stage = Stage::over(&Way { options: ContextOptions { ring_bytes, ..way.options.clone() }, ..way });
             let sent = pattern(TRANSFERS * EACH);
             let source = filled(&stage.a.context, &sent);
             let target = stage.b.context.allocate(TRANSFERS * EACH).unwrap();
@@ -61,7 +64,9 @@ pub(crate) fn noise_of_every_kind_loses_transfers_and_never_bytes() {
             let more = stage.a.events.try_iter().any(|event| matches!(event, Event::TransferDone { .. }));
             assert!(!more, "{route}, seed {seed}");
         }
-        println!("{route}: {well} well, {badly} badly");
-        assert!(well > 0 && (badly > 0 || route == Route::Direct), "{route}: {well} well, {badly} badly");
+        println!("{route}, rings of {ring_bytes} B: {well} well, {badly} badly");
+        // What is copied into mapped memory, or taken through a ring, meets few of the faults.
+        let spared = route == Route::Direct || (route != Route::Runs && ring_bytes > 0);
+        assert!(well > 0 && (badly > 0 || spared), "{route}: {well} well, {badly} badly");
     }
 }
