@@ -126,3 +126,53 @@ impl UnitSource {
         moved
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::ContextOptions;
+    use crate::pieces::{Dim, Piece, Span};
+
+    const CHUNK_BYTES: u32 = 3000;
+
+    /// 20 slots of 100 bytes each, one behind the other.
+    fn shape(run_bytes: u64) -> Shape {
+        let span = Span { base: 0, slot_stride: 100, region_bytes: u64::MAX };
+        let piece = Piece { local_offset: 0, remote_offset: 0, run_bytes, dims: [Dim::ONE; 2] };
+        Shape { local: span, remote: span, pieces: [piece].into(), pairs: Arc::new([]) }
+    }
+
+    fn pairs(remotes: &[u32]) -> Arc<[SlotPair]> {
+        remotes.iter().map(|&remote| SlotPair { local: 0, remote }).collect()
+    }
+
+    #[test]
+    fn what_a_peer_describes_is_checked() {
+        let context = Context::open(&ContextOptions::default()).unwrap();
+        let region = context.allocate(2000).unwrap();
+        let gone = context.allocate(2000).unwrap().id();
+        let check = |chunk_units, ahead: &[u32], regions: &[RegionId], set_of: &[usize], run_bytes, slots: &[u32]| {
+            let shapes = vec![shape(run_bytes); regions.len()];
+            let parts = description::parts(&shapes, regions, set_of);
+            let sets = [pairs(slots), pairs(&[0])];
+            let bytes = description::encode(chunk_units, ahead, &parts, &sets);
+            UnitStream::check(&context, &bytes, CHUNK_BYTES).map(|stream| stream.size().bytes)
+        };
+        let id = region.id();
+        assert_eq!(check(5, &[], &[id, id], &[0, 1], 100, &[19, 3]), Ok(3 * UNIT_BYTES));
+        assert_eq!(check(5, &[], &[], &[], 100, &[1 << 31]), Ok(0));
+        for (checked, refusal) in [
+            (check(0, &[], &[id], &[0], 100, &[0]), Refusal::Unreadable),
+            (check(6, &[], &[id], &[0], 100, &[0]), Refusal::Unreadable),
+            (check(5, &[1], &[id], &[0], 100, &[0]), Refusal::Unreadable),
+            (check(5, &[], &[id], &[2], 100, &[0]), Refusal::Unreadable),
+            (check(5, &[], &[id], &[0], 0, &[0]), Refusal::Unreadable),
+            (check(5, &[], &[id, gone], &[0, 1], 100, &[0]), Refusal::Unregistered { part: 1 }),
+            (check(5, &[], &[id, id], &[1, 0], 100, &[20]), Refusal::Outside { part: 1 }),
+            (check(5, &[], &[id], &[0], 101, &[19]), Refusal::Outside { part: 0 }),
+        ] {
+            assert_eq!(checked, Err(refusal));
+        }
+        assert_eq!(UnitStream::check(&context, &[0xff; 30], CHUNK_BYTES).map(|_| ()), Err(Refusal::Unreadable));
+    }
+}
