@@ -5,7 +5,8 @@
  * - Text is UTF-8 that ends in a NUL. An array has the length that is given with it; one of length 0 may be NULL. Both have to last
  *   for the call only.
  * - What a call writes is there after KVF_OK. After anything but KVF_OK and KVF_PENDING, kvf_last_error says what went wrong.
- * - Of no use in a process that was forked off the one that made a handle.
+ * - A handle is of no use in a process that was forked off the one that made it: calls end with KVF_FORKED, and freeing it does
+ *   nothing.
  */
 
 #ifndef KVFERRY_H
@@ -62,6 +63,10 @@ enum kvf_status
   KVF_EXCHANGE = 16,
   // A bug of the library's.
   KVF_PANIC = 17,
+  // Two instances cannot serve each other, or there are no such tokens.
+  KVF_MATCH = 18,
+  // The handle was made in the process that this one was forked off.
+  KVF_FORKED = 19,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -94,6 +99,9 @@ typedef struct kvf_move kvf_move;
 
 // What peers have said. Freed by kvf_notifications_free.
 typedef struct kvf_notifications kvf_notifications;
+
+// Who sends what to whom. Freed by kvf_plan_free.
+typedef struct kvf_plan kvf_plan;
 
 // Registered memory. Freed by kvf_region_free; what still uses it keeps it registered.
 typedef struct kvf_region kvf_region;
@@ -190,6 +198,50 @@ typedef struct {
   // hnd (NULL) or nhd.
   const char *state_cells;
 } kvf_table_options;
+
+// One way that bytes took to or from a peer of a request.
+typedef struct {
+  // direct, landing, staged or runs. Lasts for ever.
+  const char *route;
+  // Why that way, in words. Lasts for ever.
+  const char *reason;
+  // Bytes.
+  uint64_t bytes;
+  // Contiguous runs.
+  uint64_t runs;
+  // On the wire, in nanoseconds.
+  uint64_t elapsed_ns;
+} kvf_way;
+
+// Where the time of a request with one peer went, in nanoseconds.
+typedef struct {
+  // In the call that posted it.
+  uint64_t posting_ns;
+  // From then on, until it was known where to write to, or the first bytes came.
+  uint64_t queued_ns;
+  // From the end of the last write until both sides had agreed.
+  uint64_t settling_ns;
+  // From the post to the end.
+  uint64_t total_ns;
+} kvf_peer_times;
+
+// How the last post of an agent's transfer went.
+typedef struct {
+  // When it was posted: microseconds of Unix time.
+  uint64_t started_us;
+  // How long the call that posted it took, in nanoseconds.
+  uint64_t posting_ns;
+  // From the post until it was known to have ended, in nanoseconds.
+  uint64_t total_ns;
+  // Bytes moved.
+  uint64_t bytes;
+  // Entries paired.
+  uint64_t entries;
+  // The way that they took, as in kvf_way; NULL if the peer was asked to push them, or they went in a message.
+  const char *route;
+  // Why that way, in words; NULL with the route. Lasts for ever.
+  const char *reason;
+} kvf_move_times;
 
 // Called when something has happened, by any thread, with the context that was given. It must not call the library, and not
 // take long: it is one of the engine's threads that calls.
@@ -367,7 +419,8 @@ void kvf_instance_free(kvf_instance *instance);
 //
 // - `options`: JSON with the keys of the library's EngineOptions ("rank", "instance", "transports", "route", "patience_ms", ..);
 //   what is not given is at its default. NULL: all.
-// - `gpu`: for pools in memory of a GPU, JSON with the keys of the library's CudaOptions, all of them; NULL for none.
+// - `gpu`: for pools in memory of a GPU, JSON with the keys of the library's CudaOptions ("device", and what is to be other than its
+//   default); NULL for none.
 //
 // # Safety
 //
@@ -524,6 +577,30 @@ kvf_status kvf_move_quiet(const kvf_move *transfer, uint64_t timeout_ms);
 // Frees a transfer. One that is under way is given up, without waiting: its memory stays registered until it has ended.
 void kvf_move_free(kvf_move *transfer);
 
+// Works out who sends what to whom, of the tables of all ranks of a source instance and of a destination instance, in the order
+// of ranks. It needs no engine. What does not fit together is named, as kvf_engine_connect does.
+//
+// # Safety
+//
+// The contract of the crate.
+kvf_status kvf_plan_make(const kvf_table *const *sources,
+                         size_t source_count,
+                         const kvf_table *const *destinations,
+                         size_t destination_count,
+                         kvf_plan **plan);
+
+// What moves of the tokens `first_token` to `end_token - 1` of a request of `request_tokens` (0: that ends with them): as a table
+// in `text`, and drawn in `svg`; either may be NULL.
+kvf_status kvf_plan_explain(const kvf_plan *plan,
+                            uint64_t first_token,
+                            uint64_t end_token,
+                            uint64_t request_tokens,
+                            kvf_bytes *text,
+                            kvf_bytes *svg);
+
+// Frees a plan.
+void kvf_plan_free(kvf_plan *plan);
+
 // First address, of the host or of the GPU. 0 for NULL.
 uint64_t kvf_region_base(const kvf_region *region);
 
@@ -591,6 +668,24 @@ kvf_status kvf_table_place(const kvf_table *table,
 
 // Frees a table.
 void kvf_table_free(kvf_table *table);
+
+// The ways that bytes took to or from one peer of a request that has ended well, which is `peer` of kvf_transfer_peers: `*count` of
+// them, of which the first `capacity` are written.
+//
+// # Safety
+//
+// The contract of the crate.
+kvf_status kvf_transfer_ways(const kvf_transfer *transfer,
+                             size_t peer,
+                             kvf_way *ways,
+                             size_t capacity,
+                             size_t *count);
+
+// Where the time of a request that has ended well went, with one peer, which is `peer` of kvf_transfer_peers.
+kvf_status kvf_transfer_times(const kvf_transfer *transfer, size_t peer, kvf_peer_times *times);
+
+// How the last post of a transfer that has ended well went. KVF_PENDING: it has not.
+kvf_status kvf_move_telemetry(const kvf_move *transfer, kvf_move_times *telemetry);
 
 // Waits until a request has ended, `timeout_ms` at most; 0 only asks. KVF_OK: it has ended well. KVF_PENDING: not yet. Anything
 // else says how it failed, and so it does whenever it is asked.

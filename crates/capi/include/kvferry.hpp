@@ -62,6 +62,7 @@ using list = owner<kvf_list, kvf_list_free>;
 using memory = owner<kvf_memory, kvf_memory_free>;
 using move = owner<kvf_move, kvf_move_free>;
 using notifications = owner<kvf_notifications, kvf_notifications_free>;
+using plan = owner<kvf_plan, kvf_plan_free>;
 using region = owner<kvf_region, kvf_region_free>;
 using table = owner<kvf_table, kvf_table_free>;
 using transfer = owner<kvf_transfer, kvf_transfer_free>;

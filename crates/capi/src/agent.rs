@@ -14,12 +14,20 @@ use kvferry_agent::{AgentOptions as Options, Notification};
 use kvferry_wire::{ContextOptions, CudaOptions, RegionId};
 
 use crate::bytes::{Bytes, Slice, given, slice, text};
+use crate::own::Own;
 use crate::region::{Released, register};
 use crate::status::{Failure, Status, give, guard, handle, out};
 
 /// A named agent. Freed by kvf_agent_free.
 pub struct Agent {
-    pub(crate) agent: kvferry_agent::Agent,
+    agent: Own<kvferry_agent::Agent>,
+}
+
+impl Agent {
+    /// The agent, in its own process.
+    pub(crate) fn of(agent: Option<&Self>) -> Result<&kvferry_agent::Agent, Failure> {
+        handle(agent, "agent")?.agent.get()
+    }
 }
 
 /// Memory that is registered with an agent. Freed by kvf_memory_free, which does not deregister it.
@@ -86,14 +94,14 @@ pub unsafe extern "C" fn kvf_agent_start(
             },
         };
         let place = out(agent)?;
-        give(Some(place), Agent { agent: kvferry_agent::Agent::new(name, options)? })
+        give(Some(place), Agent { agent: Own::new(kvferry_agent::Agent::new(name, options)?) })
     })
 }
 
 /// The port that the agent listens at. 0 if it does not.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvf_agent_port(agent: Option<&Agent>) -> u16 {
-    agent.and_then(|agent| agent.agent.listens_at()).map_or(0, |address| address.port())
+    agent.and_then(|agent| agent.agent.get().ok()?.listens_at()).map_or(0, |address| address.port())
 }
 
 /// Registers memory of the caller's: `bytes` from `base` on, of the host or of the agent's GPU. It has to stay until `released`
@@ -113,7 +121,7 @@ pub unsafe extern "C" fn kvf_agent_register(
     memory: Option<&mut MaybeUninit<*mut Memory>>,
 ) -> Status {
     guard(|| {
-        let agent = &handle(agent, "agent")?.agent;
+        let agent = Agent::of(agent)?;
         let place = out(memory)?;
         // SAFETY: it stays, by the contract.
         let region = unsafe { register(agent.context(), (base, bytes, on_gpu), (released, context)) }?;
@@ -131,7 +139,7 @@ pub extern "C" fn kvf_agent_allocate(
     memory: Option<&mut MaybeUninit<*mut Memory>>,
 ) -> Status {
     guard(|| {
-        let agent = &handle(agent, "agent")?.agent;
+        let agent = Agent::of(agent)?;
         let place = out(memory)?;
         let region = if on_gpu { agent.context().allocate_device(bytes) } else { agent.context().allocate(bytes) }?;
         let base = region.base();
@@ -150,7 +158,7 @@ pub extern "C" fn kvf_memory_base(memory: Option<&Memory>) -> u64 {
 #[unsafe(no_mangle)]
 pub extern "C" fn kvf_agent_deregister(agent: Option<&Agent>, memory: Option<&Memory>, timeout_ms: u64) -> Status {
     guard(|| {
-        let agent = &handle(agent, "agent")?.agent;
+        let agent = Agent::of(agent)?;
         Ok(agent.deregister(handle(memory, "memory")?.id, Duration::from_millis(timeout_ms))?)
     })
 }
@@ -165,7 +173,7 @@ pub extern "C" fn kvf_memory_free(memory: Option<Box<Memory>>) {
 #[unsafe(no_mangle)]
 pub extern "C" fn kvf_agent_metadata(agent: Option<&Agent>, metadata: Option<&mut MaybeUninit<Bytes>>) -> Status {
     guard(|| {
-        let made = handle(agent, "agent")?.agent.metadata();
+        let made = Agent::of(agent)?.metadata();
         out(metadata)?.write(Bytes::new(made));
         Ok(())
     })
@@ -186,7 +194,7 @@ pub unsafe extern "C" fn kvf_agent_add_remote(
     guard(|| {
         // SAFETY: an array by the contract.
         let metadata = unsafe { slice(metadata) }?;
-        tell(name, handle(agent, "agent")?.agent.add_remote(metadata)?);
+        tell(name, Agent::of(agent)?.add_remote(metadata)?);
         Ok(())
     })
 }
@@ -204,7 +212,7 @@ pub unsafe extern "C" fn kvf_agent_fetch_remote(
     name: Option<&mut MaybeUninit<Bytes>>,
 ) -> Status {
     guard(|| {
-        let agent = &handle(agent, "agent")?.agent;
+        let agent = Agent::of(agent)?;
         // SAFETY: text by the contract.
         let at = address(unsafe { given(at, "address") }?)?;
         tell(name, agent.fetch_metadata(at, None, Duration::from_millis(timeout_ms))?);
@@ -220,7 +228,7 @@ pub unsafe extern "C" fn kvf_agent_fetch_remote(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvf_agent_send_metadata(agent: Option<&Agent>, at: *const c_char, timeout_ms: u64) -> Status {
     guard(|| {
-        let agent = &handle(agent, "agent")?.agent;
+        let agent = Agent::of(agent)?;
         // SAFETY: text by the contract.
         let at = address(unsafe { given(at, "address") }?)?;
         Ok(agent.send_metadata(at, None, Duration::from_millis(timeout_ms))?)
@@ -237,7 +245,7 @@ pub unsafe extern "C" fn kvf_agent_remove_remote(agent: Option<&Agent>, name: *c
     guard(|| {
         // SAFETY: text by the contract.
         let name = unsafe { given(name, "name") }?;
-        Ok(handle(agent, "agent")?.agent.remove_remote(name)?)
+        Ok(Agent::of(agent)?.remove_remote(name)?)
     })
 }
 
@@ -253,7 +261,7 @@ pub unsafe extern "C" fn kvf_agent_notify(agent: Option<&Agent>, name: *const c_
         let name = unsafe { given(name, "name") }?;
         // SAFETY: an array by the contract.
         let message = unsafe { slice(message) }?;
-        Ok(handle(agent, "agent")?.agent.send_notification(name, message)?)
+        Ok(Agent::of(agent)?.send_notification(name, message)?)
     })
 }
 
@@ -265,7 +273,7 @@ pub extern "C" fn kvf_agent_notifications(
     notifications: Option<&mut MaybeUninit<*mut Notifications>>,
 ) -> Status {
     guard(|| {
-        let agent = &handle(agent, "agent")?.agent;
+        let agent = Agent::of(agent)?;
         let place = out(notifications)?;
         let heard = match timeout_ms {
             0 => agent.notifications(),

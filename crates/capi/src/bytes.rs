@@ -88,6 +88,10 @@ pub(crate) unsafe fn array<'a, T>(data: *const T, length: usize) -> Result<&'a [
     if data.is_null() {
         return Err(Failure::argument(format!("an array of {length} that is NULL")));
     }
+    if isize::try_from(length).ok().and_then(|length| length.checked_mul(size_of::<T>().cast_signed())).is_none() {
+        // A negative number, as a rule, and no length of anything.
+        return Err(Failure::argument(format!("an array of {length}: that is more than there is memory")));
+    }
     // SAFETY: the caller's promise.
     Ok(unsafe { std::slice::from_raw_parts(data, length) })
 }

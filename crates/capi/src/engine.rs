@@ -15,14 +15,22 @@ use kvferry_wire::CudaOptions;
 
 use crate::bytes::{Bytes, array, handles, text};
 use crate::card::Instance;
+use crate::own::Own;
 use crate::region::{Region, Released, register};
 use crate::status::{Failure, Status, give, guard, handle, out};
 use crate::table::Table;
-use crate::transfer::Transfer;
+use crate::transfer::{Handle, Transfer};
 
 /// One rank's engine. Freed by kvf_engine_free.
 pub struct Engine {
-    engine: kvferry::Engine,
+    engine: Own<kvferry::Engine>,
+}
+
+impl Engine {
+    /// The engine, in its own process.
+    fn of(engine: Option<&Self>) -> Result<&kvferry::Engine, Failure> {
+        handle(engine, "engine")?.engine.get()
+    }
 }
 
 /// One pair of connected instances. Freed by kvf_link_free, which does not disconnect.
@@ -45,7 +53,8 @@ pub struct BlockMap {
 ///
 /// - `options`: JSON with the keys of the library's EngineOptions ("rank", "instance", "transports", "route", "patience_ms", ..);
 ///   what is not given is at its default. NULL: all.
-/// - `gpu`: for pools in memory of a GPU, JSON with the keys of the library's CudaOptions, all of them; NULL for none.
+/// - `gpu`: for pools in memory of a GPU, JSON with the keys of the library's CudaOptions ("device", and what is to be other than its
+///   default); NULL for none.
 ///
 /// # Safety
 ///
@@ -66,7 +75,7 @@ pub unsafe extern "C" fn kvf_engine_start(
             Some(gpu) => kvferry::Engine::start_on_gpu(options, gpu),
             None => kvferry::Engine::start(options),
         };
-        give(engine, Engine { engine: started? })
+        give(engine, Engine { engine: Own::new(started?) })
     })
 }
 
@@ -84,15 +93,15 @@ pub unsafe extern "C" fn kvf_engine_allocate(
     count: usize,
 ) -> Status {
     guard(|| {
-        let (engine, mut table) = (handle(engine, "engine")?, handle(table, "table")?.table.lock());
+        let (engine, mut table) = (Engine::of(engine)?, handle(table, "table")?.table.lock());
         if count != table.pools.len() || (regions.is_null() && count > 0) {
             return Err(Failure::argument(format!("{count} places for the regions of {} pools", table.pools.len())));
         }
-        let allocated = engine.engine.allocate(&mut table)?;
+        let allocated = engine.allocate(&mut table)?;
         for (index, region) in allocated.into_iter().enumerate() {
             let place = regions.wrapping_add(index);
             // SAFETY: `count` writable places by the contract, and one a pool.
-            unsafe { place.write(Box::into_raw(Box::new(Region { region }))) };
+            unsafe { place.write(Box::into_raw(Box::new(Region::new(region)))) };
         }
         Ok(())
     })
@@ -115,11 +124,11 @@ pub unsafe extern "C" fn kvf_engine_register(
     region: Option<&mut MaybeUninit<*mut Region>>,
 ) -> Status {
     guard(|| {
-        let engine = handle(engine, "engine")?;
+        let engine = Engine::of(engine)?;
         let place = out(region)?;
         // SAFETY: it stays, by the contract.
-        let registered = unsafe { register(engine.engine.context(), (base, bytes, on_gpu), (released, context)) }?;
-        give(Some(place), Region { region: registered })
+        let registered = unsafe { register(engine.context(), (base, bytes, on_gpu), (released, context)) }?;
+        give(Some(place), Region::new(registered))
     })
 }
 
@@ -136,15 +145,15 @@ pub unsafe extern "C" fn kvf_engine_publish(
     count: usize,
 ) -> Status {
     guard(|| {
-        let engine = handle(engine, "engine")?;
+        let engine = Engine::of(engine)?;
         let mut table = handle(table, "table")?.table.lock().clone();
         // SAFETY: an array of handles by the contract.
         let regions = unsafe { handles(regions, count, "region") }?;
+        let regions = regions.into_iter().map(|region| region.get().cloned()).collect::<Result<Vec<_>, _>>()?;
         for (pool, region) in table.pools.iter_mut().zip(&regions).filter(|(pool, _)| pool.base == 0) {
-            pool.base = region.region.base();
+            pool.base = region.base();
         }
-        let regions = regions.into_iter().map(|region| region.region.clone()).collect();
-        Ok(engine.engine.publish(table, regions)?)
+        Ok(engine.publish(table, regions)?)
     })
 }
 
@@ -153,7 +162,7 @@ pub unsafe extern "C" fn kvf_engine_publish(
 pub extern "C" fn kvf_engine_card(engine: Option<&Engine>, card: Option<&mut MaybeUninit<Bytes>>) -> Status {
     guard(|| {
         let unpublished = || Failure::new(Status::KvfPublish, "Unpublished", "no page table has been published");
-        let made = handle(engine, "engine")?.engine.card().ok_or_else(unpublished)?;
+        let made = Engine::of(engine)?.card().ok_or_else(unpublished)?;
         out(card)?.write(Bytes::new(made));
         Ok(())
     })
@@ -169,17 +178,17 @@ pub extern "C" fn kvf_engine_connect(
     link: Option<&mut MaybeUninit<*mut Link>>,
 ) -> Status {
     guard(|| {
-        let engine = handle(engine, "engine")?;
+        let engine = Engine::of(engine)?;
         let (sources, destinations) = (handle(sources, "sources")?, handle(destinations, "destinations")?);
         let place = out(link)?;
-        give(Some(place), Link { link: engine.engine.connect(&sources.card, &destinations.card)? })
+        give(Some(place), Link { link: engine.connect(&sources.card, &destinations.card)? })
     })
 }
 
 /// Forgets a link and tells its peers. Refused while a request of it is under way.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvf_engine_disconnect(engine: Option<&Engine>, link: Option<&Link>) -> Status {
-    guard(|| Ok(handle(engine, "engine")?.engine.disconnect(handle(link, "link")?.link)?))
+    guard(|| Ok(Engine::of(engine)?.disconnect(handle(link, "link")?.link)?))
 }
 
 /// Asks the sources of `links` for the tokens `first_token` to `end_token - 1` of a request: of several links, the first whose
@@ -202,15 +211,15 @@ pub unsafe extern "C" fn kvf_engine_receive(
     receive: Option<&mut MaybeUninit<*mut Transfer>>,
 ) -> Status {
     guard(|| {
-        let engine = handle(engine, "engine")?;
+        let engine = Engine::of(engine)?;
         // SAFETY: an array of handles by the contract.
         let links = unsafe { handles(links, link_count, "link") }?;
         let links: Vec<_> = links.into_iter().map(|link| link.link).collect();
         // SAFETY: an array by the contract.
         let maps = unsafe { block_maps(maps, map_count) }?;
         let (key, place) = (RequestKey { request, attempt }, out(receive)?);
-        let posted = engine.engine.receive_from_any(&links, key, &maps, tokens(first_token, end_token))?;
-        give(Some(place), Transfer::Receive(posted))
+        let posted = engine.receive_from_any(&links, key, &maps, tokens(first_token, end_token)?)?;
+        give(Some(place), Transfer::new(Handle::Receive(posted)))
     })
 }
 
@@ -235,16 +244,16 @@ pub unsafe extern "C" fn kvf_engine_send(
     send: Option<&mut MaybeUninit<*mut Transfer>>,
 ) -> Status {
     guard(|| {
-        let (engine, link) = (handle(engine, "engine")?, handle(link, "link")?.link);
+        let (engine, link) = (Engine::of(engine)?, handle(link, "link")?.link);
         // SAFETY: an array by the contract.
         let maps = unsafe { block_maps(maps, map_count) }?;
         let (key, place) = (RequestKey { request, attempt }, out(send)?);
-        let tokens = tokens(first_token, end_token);
+        let tokens = tokens(first_token, end_token)?;
         let posted = match in_parts {
-            false => engine.engine.send(link, key, maps, tokens),
-            true => engine.engine.send_in_parts(link, key, maps, tokens),
+            false => engine.send(link, key, maps, tokens),
+            true => engine.send_in_parts(link, key, maps, tokens),
         };
-        give(Some(place), Transfer::Send(posted?))
+        give(Some(place), Transfer::new(Handle::Send(posted?)))
     })
 }
 
@@ -264,8 +273,12 @@ pub extern "C" fn kvf_engine_free(engine: Option<Box<Engine>>) {
     });
 }
 
-fn tokens(first: u64, end: u64) -> Range<u64> {
-    first..end
+/// Tokens, whose end is not before their first.
+pub(crate) fn tokens(first: u64, end: u64) -> Result<Range<u64>, Failure> {
+    if first > end {
+        return Err(Failure::argument(format!("tokens {first} to {end}: the end is before the first")));
+    }
+    Ok(first..end)
 }
 
 /// # Safety

@@ -13,7 +13,7 @@
 //!
 //! References and boxes in the signatures are C's pointers, under this contract; `Option` makes `NULL` one of their values.
 //!
-//! What the library promises: no panic leaves it, it is [`Status::Panic`](status::Status); every call that waits ends at its time;
+//! What the library promises: handles know the process that made them (`own.rs`); no panic leaves it, it is [`Status::Panic`](status::Status); every call that waits ends at its time;
 //! every error has a message, [`status::kvf_last_error`], of the thread that got it.
 #![deny(unsafe_code)]
 
@@ -22,9 +22,12 @@ pub mod bytes;
 pub mod card;
 pub mod engine;
 pub mod list;
+mod own;
+pub mod plan;
 pub mod region;
 pub mod status;
 pub mod table;
+pub mod telemetry;
 pub mod transfer;
 
 use std::ffi::c_char;

@@ -14,16 +14,24 @@ use kvferry_wire::MemoryKind;
 
 use crate::agent::Agent;
 use crate::bytes::{Slice, array, given, slice};
+use crate::own::Own;
 use crate::status::{Failure, Status, give, guard, handle, out};
 
 /// A prepared list of runs of memory, local or remote. Freed by kvf_list_free.
 pub struct List {
-    list: kvferry_agent::List,
+    list: Own<kvferry_agent::List>,
 }
 
 /// A transfer of an agent's. Freed by kvf_move_free.
 pub struct Move {
-    transfer: Transfer,
+    transfer: Own<Transfer>,
+}
+
+impl Move {
+    /// The transfer, in its own process.
+    pub(crate) fn of(transfer: Option<&Self>) -> Result<&Transfer, Failure> {
+        handle(transfer, "transfer")?.transfer.get()
+    }
 }
 
 /// Some memory, in the address space of the process that it is in.
@@ -65,7 +73,7 @@ pub unsafe extern "C" fn kvf_agent_prepare_local(
     guard(|| {
         // SAFETY: an array by the contract.
         let runs = unsafe { read(runs, count) }?;
-        give(list, List { list: handle(agent, "agent")?.agent.prepare_local(kind(on_gpu), &runs)? })
+        give(list, List { list: Own::new(Agent::of(agent)?.prepare_local(kind(on_gpu), &runs)?) })
     })
 }
 
@@ -88,7 +96,7 @@ pub unsafe extern "C" fn kvf_agent_prepare_remote(
         let name = unsafe { given(name, "name") }?;
         // SAFETY: an array by the contract.
         let runs = unsafe { read(runs, count) }?;
-        give(list, List { list: handle(agent, "agent")?.agent.prepare_remote(name, kind(on_gpu), &runs)? })
+        give(list, List { list: Own::new(Agent::of(agent)?.prepare_remote(name, kind(on_gpu), &runs)?) })
     })
 }
 
@@ -119,8 +127,9 @@ pub unsafe extern "C" fn kvf_agent_make(
     transfer: Option<&mut MaybeUninit<*mut Move>>,
 ) -> Status {
     guard(|| {
-        let agent = &handle(agent, "agent")?.agent;
-        let (local, remote) = (&handle(local, "local list")?.list, &handle(remote, "remote list")?.list);
+        let agent = Agent::of(agent)?;
+        let local = handle(local, "local list")?.list.get()?;
+        let remote = handle(remote, "remote list")?.list.get()?;
         // SAFETY: an array by the contract.
         let from = unsafe { indices(from, from_count) }?;
         // SAFETY: an array by the contract.
@@ -130,7 +139,7 @@ pub unsafe extern "C" fn kvf_agent_make(
         let operation = if read { Operation::Read } else { Operation::Write };
         let place = out(transfer)?;
         let transfer = agent.make(operation, local, from, remote, to, notification)?;
-        give(Some(place), Move { transfer })
+        give(Some(place), Move { transfer: Own::new(transfer) })
     })
 }
 
@@ -149,7 +158,7 @@ unsafe fn indices<'a>(indices: *const u64, count: usize) -> Result<Indices<'a>, 
 #[unsafe(no_mangle)]
 pub extern "C" fn kvf_move_post(transfer: Option<&Move>) -> Status {
     guard(|| {
-        handle(transfer, "transfer")?.transfer.post(None)?;
+        Move::of(transfer)?.post(None)?;
         Ok(())
     })
 }
@@ -159,7 +168,7 @@ pub extern "C" fn kvf_move_post(transfer: Option<&Move>) -> Status {
 #[unsafe(no_mangle)]
 pub extern "C" fn kvf_move_wait(transfer: Option<&Move>, timeout_ms: u64) -> Status {
     guard(|| {
-        let transfer = &handle(transfer, "transfer")?.transfer;
+        let transfer = Move::of(transfer)?;
         let state = match timeout_ms {
             0 => transfer.state(),
             _ => transfer.wait(Duration::from_millis(timeout_ms)),
@@ -177,7 +186,7 @@ pub extern "C" fn kvf_move_wait(transfer: Option<&Move>, timeout_ms: u64) -> Sta
 #[unsafe(no_mangle)]
 pub extern "C" fn kvf_move_quiet(transfer: Option<&Move>, timeout_ms: u64) -> Status {
     guard(|| {
-        let quiet = handle(transfer, "transfer")?.transfer.quiet(Duration::from_millis(timeout_ms));
+        let quiet = Move::of(transfer)?.quiet(Duration::from_millis(timeout_ms));
         quiet.map_err(|_| Failure::pending())
     })
 }

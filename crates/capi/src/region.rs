@@ -10,14 +10,26 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use kvferry_wire::Context;
+use kvferry_wire::{Context, RegionError};
 
 use crate::bytes::array;
+use crate::own::Own;
 use crate::status::{Failure, Status, guard, handle};
 
 /// Registered memory. Freed by kvf_region_free; what still uses it keeps it registered.
 pub struct Region {
-    pub(crate) region: kvferry_wire::Region,
+    region: Own<kvferry_wire::Region>,
+}
+
+impl Region {
+    pub(crate) fn new(region: kvferry_wire::Region) -> Self {
+        Self { region: Own::new(region) }
+    }
+
+    /// The region, in its own process.
+    pub(crate) fn get(&self) -> Result<&kvferry_wire::Region, Failure> {
+        self.region.get()
+    }
 }
 
 /// Says that registered memory is not used any more, neither by this process nor for a request of any other's. Called once, by
@@ -68,13 +80,13 @@ pub(crate) unsafe fn register(
 /// First address, of the host or of the GPU. 0 for NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvf_region_base(region: Option<&Region>) -> u64 {
-    region.map_or(0, |region| region.region.base())
+    region.and_then(|region| region.get().ok()).map_or(0, kvferry_wire::Region::base)
 }
 
 /// Length in bytes. 0 for NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvf_region_bytes(region: Option<&Region>) -> u64 {
-    region.map_or(0, |region| region.region.bytes())
+    region.and_then(|region| region.get().ok()).map_or(0, kvferry_wire::Region::bytes)
 }
 
 /// Copies `length` bytes out of the region, from `offset` on, of the host or of the GPU. Does not wait for transfers.
@@ -85,9 +97,14 @@ pub extern "C" fn kvf_region_bytes(region: Option<&Region>) -> u64 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvf_region_read(region: Option<&Region>, offset: u64, to: *mut u8, length: usize) -> Status {
     guard(|| {
-        let region = handle(region, "region")?;
+        let region = handle(region, "region")?.get()?;
         if length == 0 {
             return Ok(());
+        }
+        let (bytes, region_bytes) = (length as u64, region.bytes());
+        if bytes > region_bytes {
+            // Before anything is written: it is no length of anything.
+            return Err(RegionError::Outside { offset, bytes, region_bytes }.into());
         }
         if to.is_null() {
             return Err(Failure::argument("no place to read to: NULL"));
@@ -96,7 +113,7 @@ pub unsafe extern "C" fn kvf_region_read(region: Option<&Region>, offset: u64, t
         unsafe { to.write_bytes(0, length) };
         // SAFETY: as above; written in the line above, and used by nobody else during the call.
         let to = unsafe { std::slice::from_raw_parts_mut(to, length) };
-        Ok(region.region.read(offset, to)?)
+        Ok(region.read(offset, to)?)
     })
 }
 
@@ -115,7 +132,7 @@ pub unsafe extern "C" fn kvf_region_write(
     guard(|| {
         // SAFETY: `length` bytes by the contract.
         let from = unsafe { array(from, length) }?;
-        Ok(handle(region, "region")?.region.write(offset, from)?)
+        Ok(handle(region, "region")?.get()?.write(offset, from)?)
     })
 }
 

@@ -49,6 +49,10 @@ pub enum Status {
     KvfExchange = 16,
     /// A bug of the library's.
     KvfPanic = 17,
+    /// Two instances cannot serve each other, or there are no such tokens.
+    KvfMatch = 18,
+    /// The handle was made in the process that this one was forked off.
+    KvfForked = 19,
 }
 
 /// Why a call ends otherwise than well.
@@ -107,6 +111,8 @@ failures! {
     kvferry::ConnectError => KvfConnect,
     kvferry::PostError => KvfPost,
     kvferry::PushError => KvfPush,
+    kvferry_match::MatchError => KvfMatch,
+    kvferry_match::MatrixError => KvfMatch,
     kvferry_layout::LayoutError => KvfTable,
     kvferry_layout::ConfigError => KvfTable,
     kvferry_layout::CutError => KvfTable,

@@ -14,13 +14,20 @@ use std::task::{Context, Wake};
 use std::time::Duration;
 
 use kvferry::{PartSpec, Ready};
+use parking_lot::Mutex;
 
 use crate::bytes::{Bytes, Slice, slice};
 use crate::engine::{BlockMap, block_maps};
+use crate::own::Own;
 use crate::status::{Failure, Status, give, guard, handle, out};
 
 /// A send or a receive. Freed by kvf_transfer_free, which stops nothing.
-pub enum Transfer {
+pub struct Transfer {
+    handle: Own<Handle>,
+}
+
+/// Which of the two.
+pub(crate) enum Handle {
     /// This rank is a destination.
     Receive(kvferry::Receive),
     /// This rank is a source.
@@ -61,7 +68,7 @@ pub struct Part {
 
 /// Says when a part may be read. Freed by kvf_signal_set.
 pub struct Signal {
-    signal: kvferry::Signal,
+    signal: Own<Mutex<Option<kvferry::Signal>>>,
 }
 
 /// Called when something has happened, by any thread, with the context that was given. It must not call the library, and not
@@ -72,16 +79,25 @@ pub type Callback = Option<extern "C" fn(context: *mut c_void)>;
 macro_rules! either {
     ($transfer:expr, $handle:ident => $call:expr) => {
         match $transfer {
-            Transfer::Receive($handle) => $call,
-            Transfer::Send($handle) => $call,
+            Handle::Receive($handle) => $call,
+            Handle::Send($handle) => $call,
         }
     };
 }
 
 impl Transfer {
+    pub(crate) fn new(handle: Handle) -> Self {
+        Self { handle: Own::new(handle) }
+    }
+
+    /// The handle, in its own process.
+    pub(crate) fn get(&self) -> Result<&Handle, Failure> {
+        self.handle.get()
+    }
+
     /// Waits, and says what is wrong, or that it has not ended.
-    fn ended(&self, timeout: Duration) -> Result<(), Failure> {
-        let outcome = either!(self, handle => handle.wait(timeout).map(|outcome| outcome.map(drop)));
+    pub(crate) fn ended(&self, timeout: Duration) -> Result<(), Failure> {
+        let outcome = either!(self.get()?, handle => handle.wait(timeout).map(|outcome| outcome.map(drop)));
         outcome.ok_or_else(Failure::pending)?.map_err(|error| Failure::from(&*error))
     }
 }
@@ -99,7 +115,7 @@ pub extern "C" fn kvf_transfer_wait(transfer: Option<&Transfer>, timeout_ms: u64
 pub extern "C" fn kvf_transfer_quiet(transfer: Option<&Transfer>, timeout_ms: u64) -> Status {
     guard(|| {
         let timeout = Duration::from_millis(timeout_ms);
-        either!(handle(transfer, "transfer")?, handle => handle.wait_quiet(timeout).map(drop))?;
+        either!(handle(transfer, "transfer")?.get()?, handle => handle.wait_quiet(timeout).map(drop))?;
         Ok(())
     })
 }
@@ -108,7 +124,7 @@ pub extern "C" fn kvf_transfer_quiet(transfer: Option<&Transfer>, timeout_ms: u6
 #[unsafe(no_mangle)]
 pub extern "C" fn kvf_transfer_cancel(transfer: Option<&Transfer>) -> Status {
     guard(|| {
-        either!(handle(transfer, "transfer")?, handle => handle.cancel());
+        either!(handle(transfer, "transfer")?.get()?, handle => handle.cancel());
         Ok(())
     })
 }
@@ -118,7 +134,7 @@ pub extern "C" fn kvf_transfer_cancel(transfer: Option<&Transfer>) -> Status {
 #[unsafe(no_mangle)]
 pub extern "C" fn kvf_transfer_notify(transfer: Option<&Transfer>, callback: Callback, context: *mut c_void) -> Status {
     guard(|| {
-        let transfer = handle(transfer, "transfer")?;
+        let transfer = handle(transfer, "transfer")?.get()?;
         let callback = callback.ok_or_else(|| Failure::argument("no callback: NULL"))?;
         let waker = Arc::new(Call { callback, context }).into();
         let mut waiting = Context::from_waker(&waker);
@@ -165,12 +181,12 @@ pub unsafe extern "C" fn kvf_transfer_peers(
             let elapsed_ns = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
             Peer { rank, rows, bytes, elapsed_ns }
         };
-        let found: Vec<Peer> = match transfer {
-            Transfer::Receive(receive) => {
+        let found: Vec<Peer> = match transfer.get()? {
+            Handle::Receive(receive) => {
                 let outcome = receive.poll().and_then(Result::ok);
                 outcome.iter().flat_map(|peers| &**peers).map(|it| of(it.rank, it.rows, it.bytes, it.elapsed)).collect()
             }
-            Transfer::Send(send) => {
+            Handle::Send(send) => {
                 let outcome = send.poll().and_then(Result::ok);
                 outcome.iter().flat_map(|peers| &**peers).map(|it| of(it.rank, it.rows, it.bytes, it.elapsed)).collect()
             }
@@ -198,7 +214,7 @@ pub extern "C" fn kvf_transfer_note(
     guard(|| {
         let transfer = handle(transfer, "transfer")?;
         transfer.ended(Duration::ZERO)?;
-        let Transfer::Receive(receive) = transfer else { return Err(Failure::argument("a send has no notes")) };
+        let Handle::Receive(receive) = transfer.get()? else { return Err(Failure::argument("a send has no notes")) };
         let outcome = receive.poll().and_then(Result::ok);
         let found = outcome.as_deref().and_then(|peers| peers.get(peer));
         let found = found.ok_or_else(|| Failure::argument(format!("no peer {peer}")))?;
@@ -220,7 +236,7 @@ pub unsafe extern "C" fn kvf_transfer_push(
     signal: Option<&mut MaybeUninit<*mut Signal>>,
 ) -> Status {
     guard(|| {
-        let Transfer::Send(send) = handle(transfer, "transfer")? else {
+        let Handle::Send(send) = handle(transfer, "transfer")?.get()? else {
             return Err(Failure::argument("a receive has no parts"));
         };
         let part = handle(part, "part")?;
@@ -238,7 +254,7 @@ pub unsafe extern "C" fn kvf_transfer_push(
             Some(place) => {
                 let (later, ready) = Ready::later();
                 send.push(spec, ready)?;
-                give(Some(place), Signal { signal: later })
+                give(Some(place), Signal { signal: Own::new(Mutex::new(Some(later))) })
             }
             None => Ok(send.push(spec, Ready::now())?),
         }
@@ -249,8 +265,10 @@ pub unsafe extern "C" fn kvf_transfer_push(
 #[unsafe(no_mangle)]
 pub extern "C" fn kvf_signal_set(signal: Option<Box<Signal>>) -> Status {
     guard(|| {
+        let Some(signal) = signal else { return Ok(()) };
+        let signal = signal.signal.get()?.lock().take();
         if let Some(signal) = signal {
-            signal.signal.set();
+            signal.set();
         }
         Ok(())
     })

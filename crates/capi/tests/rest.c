@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "kvferry.h"
@@ -110,6 +111,7 @@ static void engines(void) {
   EXPECT(kvf_engine_receive(decode.engine, links, 1, 1, 0, &hole, 1, 0, TOKENS, &receive) == KVF_POST);
   EXPECT(kvf_engine_receive(decode.engine, links, 1, 1, 0, &none, 1, 0, TOKENS, &receive) == KVF_ARGUMENT);
   EXPECT(kvf_engine_receive(decode.engine, links, 1, 1, 0, NULL, 1, 0, TOKENS, &receive) == KVF_ARGUMENT);
+  EXPECT(kvf_engine_receive(decode.engine, links, 1, 1, 0, &map, 1, TOKENS, 0, &receive) == KVF_ARGUMENT);
   EXPECT(kvf_engine_send(prefill.engine, decode.link, 1, 0, &map, 1, 0, TOKENS, false, &send) == KVF_POST);
 
   /* In parts, of which the last leaves when it is ready. */
@@ -149,6 +151,23 @@ static void engines(void) {
   size_t count;
   OK(kvf_transfer_peers(send, &peer, 1, &count));
   EXPECT(count == 1 && peer.bytes == kvf_region_bytes(decode.region));
+  kvf_transfer *ends[] = {send, receive};
+  for (int end = 0; end < 2; end++) {
+    kvf_way ways[4];
+    kvf_peer_times times;
+    OK(kvf_transfer_ways(ends[end], 0, ways, 4, &count));
+    uint64_t carried = 0;
+    for (size_t way = 0; way < count; way++) {
+      EXPECT(strcmp(ways[way].route, "direct") == 0 && strlen(ways[way].reason) > 0 && ways[way].runs > 0);
+      carried += ways[way].bytes;
+    }
+    EXPECT(count > 0 && carried == peer.bytes);
+    OK(kvf_transfer_times(ends[end], 0, &times));
+    EXPECT(times.total_ns > 0 && times.total_ns >= times.queued_ns);
+    EXPECT(kvf_transfer_ways(ends[end], 1, ways, 4, &count) == KVF_ARGUMENT);
+    EXPECT(kvf_transfer_ways(ends[end], 0, NULL, 1, &count) == KVF_ARGUMENT);
+    EXPECT(kvf_transfer_times(ends[end], 0, NULL) == KVF_ARGUMENT && kvf_transfer_times(NULL, 0, &times) == KVF_ARGUMENT);
+  }
   kvf_transfer_free(receive);
   kvf_transfer_free(send);
 
@@ -170,6 +189,38 @@ static void engines(void) {
   }
   close(told[0]);
   close(told[1]);
+}
+
+/* What would move from two ranks with half of the layers each to one with all of them. */
+static void plans(void) {
+  kvf_table_options options = {.tokens_per_block = 16, .slot_count = SLOTS, .dtype = "bf16"};
+  kvf_table *sources[2], *destination, *other;
+  for (uint32_t rank = 0; rank < 2; rank++) OK(kvf_table_from_config(CONFIG, "pp2", rank, &options, &sources[rank]));
+  OK(kvf_table_from_config(CONFIG, "tp1", 0, &options, &destination));
+  const kvf_table *from[] = {sources[0], sources[1]}, *to[] = {destination}, *none[] = {NULL};
+  kvf_plan *plan;
+  OK(kvf_plan_make(from, 2, to, 1, &plan));
+  kvf_bytes text, svg;
+  OK(kvf_plan_explain(plan, 0, TOKENS, 0, &text, &svg));
+  EXPECT(strstr((const char *)text.data, "1 -> 0") != NULL && strncmp((const char *)svg.data, "<svg", 4) == 0);
+  kvf_bytes_free(text);
+  kvf_bytes_free(svg);
+  OK(kvf_plan_explain(plan, 16, 32, TOKENS, &text, NULL));
+  kvf_bytes_free(text);
+  EXPECT(kvf_plan_explain(plan, 0, TOKENS, 0, NULL, NULL) == KVF_ARGUMENT);
+  EXPECT(kvf_plan_explain(plan, 0, TOKENS, 16, &text, NULL) == KVF_MATCH && strcmp(kvf_last_error_kind(), "Chunk") == 0);
+  EXPECT(kvf_plan_explain(plan, 16, 0, TOKENS, &text, NULL) == KVF_ARGUMENT);
+  EXPECT(kvf_plan_explain(NULL, 0, TOKENS, 0, &text, NULL) == KVF_ARGUMENT);
+  kvf_plan_free(plan);
+  EXPECT(kvf_plan_make(from, 1, to, 1, &plan) == KVF_MATCH && strcmp(kvf_last_error_kind(), "Uncovered") == 0);
+  EXPECT(kvf_plan_make(none, 1, to, 1, &plan) == KVF_ARGUMENT && kvf_plan_make(from, 2, to, 1, NULL) == KVF_ARGUMENT);
+  options.dtype = "fp8_e4m3";
+  OK(kvf_table_from_config(CONFIG, "tp1", 0, &options, &other));
+  to[0] = other;
+  EXPECT(kvf_plan_make(from, 2, to, 1, &plan) == KVF_MATCH && strcmp(kvf_last_error_kind(), "Incompatible") == 0);
+  kvf_table_free(other);
+  kvf_table_free(destination);
+  for (int rank = 0; rank < 2; rank++) kvf_table_free(sources[rank]);
 }
 
 static void count_up(void *context) { ++*(int *)context; }
@@ -231,9 +282,13 @@ static void agents(void) {
   uint64_t wrong = 1;
   EXPECT(kvf_agent_make(b, true, local, &wrong, 1, remote, NULL, 0, NULL, &transfer) == KVF_PREPARE);
   OK(kvf_agent_make(b, true, local, NULL, 0, remote, NULL, 0, NULL, &transfer));
-  EXPECT(kvf_move_wait(transfer, 0) == KVF_PENDING);
+  kvf_move_times times;
+  EXPECT(kvf_move_wait(transfer, 0) == KVF_PENDING && kvf_move_telemetry(transfer, &times) == KVF_PENDING);
   OK(kvf_move_post(transfer));
   OK(kvf_move_wait(transfer, TIMEOUT_MS));
+  OK(kvf_move_telemetry(transfer, &times));
+  EXPECT(times.bytes == sizeof own && times.entries == 1 && times.started_us > 1600000000000000 && times.total_ns >= times.posting_ns);
+  EXPECT((times.route == NULL) == (times.reason == NULL) && kvf_move_telemetry(transfer, NULL) == KVF_ARGUMENT);
   OK(kvf_move_quiet(transfer, TIMEOUT_MS));
   EXPECT(memcmp((void *)(uintptr_t)kvf_memory_base(of_b), own, sizeof own) == 0);
   kvf_move_free(transfer);
@@ -251,6 +306,94 @@ static void agents(void) {
   kvf_agent_free(b);
 }
 
+/* Lengths that are none: negative numbers, as a rule. */
+static void lengths(kvf_engine *engine, kvf_region *region) {
+  const size_t wrong[] = {SIZE_MAX, SIZE_MAX / 2 + 1, SIZE_MAX / 8};
+  uint8_t byte = 0;
+  for (int at = 0; at < 3; at++) {
+    const kvf_slice slice = {&byte, wrong[at]};
+    kvf_instance *instance;
+    kvf_plan *plan;
+    kvf_transfer *transfer;
+    const kvf_table *tables[1] = {NULL};
+    const kvf_link *links[1] = {NULL};
+    const kvf_block_map map = {0, (const int64_t *)tables, wrong[at]};
+    if (at < 2) EXPECT(kvf_instance_from_bytes(slice, &instance) == KVF_ARGUMENT);
+    if (at < 2) EXPECT(kvf_instance_new(&slice, 1, &instance) == KVF_ARGUMENT);
+    EXPECT(kvf_instance_new(&slice, wrong[at], &instance) == KVF_ARGUMENT);
+    EXPECT(kvf_plan_make(tables, wrong[at], tables, 1, &plan) == KVF_ARGUMENT);
+    EXPECT(kvf_engine_receive(engine, links, wrong[at], 1, 0, &map, 1, 0, 1, &transfer) == KVF_ARGUMENT);
+    EXPECT(kvf_engine_receive(engine, NULL, 0, 1, 0, &map, 1, 0, 1, &transfer) == KVF_ARGUMENT);
+    EXPECT(kvf_engine_receive(engine, NULL, 0, 1, 0, &map, wrong[at], 0, 1, &transfer) == KVF_ARGUMENT);
+    EXPECT(kvf_region_read(region, 0, &byte, wrong[at]) == KVF_REGION && byte == 0);
+    if (at < 2) EXPECT(kvf_region_write(region, 0, &byte, wrong[at]) == KVF_ARGUMENT);
+    EXPECT(kvf_region_read(region, UINT64_MAX, &byte, 1) == KVF_REGION && kvf_region_write(region, UINT64_MAX, &byte, 1) == KVF_REGION);
+    kvf_region *none;
+    EXPECT(kvf_engine_register(engine, UINT64_MAX - 4095, 4096, false, NULL, NULL, &none) == KVF_REGION);
+    EXPECT(kvf_engine_register(engine, (uint64_t)(uintptr_t)&byte, UINT64_MAX, false, NULL, NULL, &none) == KVF_REGION);
+  }
+}
+
+/* What a forked process does with handles of its parent. */
+static void forked(void) {
+  side rank = {.source = 1};
+  start(&rank);
+  lengths(rank.engine, rank.region);
+  kvf_agent_options options = {.name = "parent"};
+  kvf_agent *agent;
+  kvf_memory *memory;
+  kvf_list *list;
+  kvf_move *transfer;
+  OK(kvf_agent_start(&options, &agent));
+  OK(kvf_agent_allocate(agent, 4096, false, &memory));
+  kvf_run run = {kvf_memory_base(memory), 4096};
+  OK(kvf_agent_prepare_local(agent, false, &run, 1, &list));
+  kvf_list *remote;
+  OK(kvf_agent_prepare_remote(agent, "parent", false, &run, 1, &remote));
+  OK(kvf_agent_make(agent, false, list, NULL, 0, remote, NULL, 0, NULL, &transfer));
+  fflush(NULL);
+  pid_t child = fork();
+  EXPECT(child >= 0);
+  if (child == 0) {
+    alarm(20);
+    kvf_bytes bytes;
+    uint8_t byte;
+    EXPECT(kvf_engine_card(rank.engine, &bytes) == KVF_FORKED && strcmp(kvf_last_error_kind(), "Forked") == 0);
+    EXPECT(kvf_region_read(rank.region, 0, &byte, 1) == KVF_FORKED && kvf_region_base(rank.region) == 0);
+    EXPECT(kvf_agent_metadata(agent, &bytes) == KVF_FORKED && kvf_agent_notify(agent, "parent", (kvf_slice){0}) == KVF_FORKED);
+    EXPECT(kvf_move_post(transfer) == KVF_FORKED && kvf_move_wait(transfer, 1000) == KVF_FORKED);
+    EXPECT(kvf_move_quiet(transfer, 1000) == KVF_FORKED && kvf_agent_deregister(agent, memory, 1000) == KVF_FORKED);
+    kvf_move_free(transfer);
+    kvf_list_free(list);
+    kvf_list_free(remote);
+    kvf_memory_free(memory);
+    kvf_agent_free(agent);
+    kvf_region_free(rank.region);
+    kvf_instance_free(rank.card);
+    kvf_engine_free(rank.engine);
+    /* And it may have an agent of its own. */
+    options.name = "child";
+    OK(kvf_agent_start(&options, &agent));
+    OK(kvf_agent_metadata(agent, &bytes));
+    kvf_bytes_free(bytes);
+    kvf_agent_free(agent);
+    exit(0);
+  }
+  int status;
+  EXPECT(waitpid(child, &status, 0) == child && status == 0);
+  OK(kvf_move_post(transfer));
+  OK(kvf_move_wait(transfer, UINT64_MAX));
+  OK(kvf_move_quiet(transfer, UINT64_MAX));
+  kvf_move_free(transfer);
+  kvf_list_free(list);
+  kvf_list_free(remote);
+  kvf_memory_free(memory);
+  kvf_agent_free(agent);
+  kvf_region_free(rank.region);
+  kvf_instance_free(rank.card);
+  kvf_engine_free(rank.engine);
+}
+
 int main(void) {
   EXPECT(strlen(kvf_version()) > 0 && kvf_last_error()[0] == 0);
   kvf_bytes report;
@@ -258,8 +401,10 @@ int main(void) {
   EXPECT(strstr((const char *)report.data, "UCX") != NULL);
   kvf_bytes_free(report);
   EXPECT(kvf_doctor(NULL) == KVF_ARGUMENT);
+  plans();
   engines();
   agents();
+  forked();
   /* Freeing nothing. */
   kvf_agent_free(NULL);
   kvf_bytes_free((kvf_bytes){0});
@@ -270,6 +415,7 @@ int main(void) {
   kvf_memory_free(NULL);
   kvf_move_free(NULL);
   kvf_notifications_free(NULL);
+  kvf_plan_free(NULL);
   kvf_region_free(NULL);
   kvf_table_free(NULL);
   kvf_transfer_free(NULL);
