@@ -2,7 +2,8 @@
 //! conversions that people see, this one the engine.
 //!
 //! - Whatever waits or copies does so with the interpreter released.
-//! - No thread of the engine's ever takes the interpreter: an event loop is woken through a file descriptor.
+//! - No thread of the engine's ever takes the interpreter: an event loop is woken through a file descriptor, and what there is
+//!   to log waits in a queue.
 //! - Nothing is used, or released, in a process that was forked off the one that made it.
 //! - A panic becomes an exception: PyO3 catches it.
 #![deny(unsafe_code)]
@@ -13,7 +14,9 @@ mod doctor;
 mod engine;
 mod failure;
 mod fields;
+mod log;
 mod maps;
+mod metrics;
 mod nixl;
 mod own;
 mod plan;
@@ -33,6 +36,10 @@ mod _kvferry {
     use super::doctor::doctor;
     #[pymodule_export]
     use super::engine::{Engine, Link};
+    #[pymodule_export]
+    use super::log::{log_start, log_stop, log_take};
+    #[pymodule_export]
+    use super::metrics::{metrics_record, metrics_text};
     #[pymodule_export]
     use super::nixl::{NixlAgent, NixlList, NixlTransfer};
     #[pymodule_export]

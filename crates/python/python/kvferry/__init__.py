@@ -9,6 +9,7 @@ from . import _ucx
 
 _ucx.choose()
 
+from ._log import forward_log  # noqa: E402  first: its exit hook runs after those of what is imported below
 from ._doctor import Doctor, doctor  # noqa: E402
 from ._engine import Engine, InstanceCard, Link, Quarantine, Region, Route  # noqa: E402
 from ._errors import (  # noqa: E402
@@ -33,6 +34,7 @@ from ._errors import (  # noqa: E402
 )
 from ._kvferry import __version__  # noqa: E402
 from ._maps import BlockMap, BlockMaps, Slots  # noqa: E402
+from ._metrics import metrics, record_metrics  # noqa: E402
 from ._plan import Explanation, Flow, Plan, plan  # noqa: E402
 from ._table import Dtype, Group, PageTable, Plane, Pool, Row  # noqa: E402
 from ._transfer import Carried, Receive, Received, Send, Sent, Signal, Times, Transfer  # noqa: E402
@@ -85,5 +87,8 @@ __all__ = [
     "WireError",
     "__version__",
     "doctor",
+    "forward_log",
+    "metrics",
     "plan",
+    "record_metrics",
 ]
