@@ -49,9 +49,13 @@ pub(crate) enum Value {
     Count(u64),
     Seconds(f64),
     Text(String),
+    Texts(Vec<String>),
+    Layers(Vec<u32>),
     Range((u64, u64)),
     /// Side and rank.
     Peer((String, u32)),
+    /// Pool, layer and role.
+    Row((u64, u32, String)),
     Nothing(Option<u64>),
 }
 

@@ -9,8 +9,6 @@ use kvferry::{
     CardError, ConnectError, InstanceCardError, NotQuiet, OptionsError, PartError, PeerName, PostError, PublishError,
     PushError, RequestError, RequestKey, StartError, TransferError,
 };
-use kvferry_layout::{ConfigError, CutError, DecodeError, LayoutError};
-use kvferry_match::{BindError, MatchError, MatrixError, TemplateError};
 use kvferry_wire::{CommandError, OpenError, PutError, RegionError, Status, Version};
 
 use crate::failure::{Describe, Described, Value};
@@ -21,6 +19,9 @@ macro_rules! fields {
         vec![$((stringify!($name), Value::from($name))),*]
     };
 }
+
+mod layout;
+mod matching;
 
 impl Describe for StartError {
     fn describe(&self) -> Described {
@@ -74,30 +75,6 @@ impl Describe for RegionError {
             Self::Outside { offset, bytes, region_bytes } => described.with(fields!(offset, bytes, region_bytes)),
             _ => described,
         }
-    }
-}
-
-impl Describe for LayoutError {
-    fn describe(&self) -> Described {
-        Described::of("TableError", self)
-    }
-}
-
-impl Describe for CutError {
-    fn describe(&self) -> Described {
-        Described::of("TableError", self)
-    }
-}
-
-impl Describe for ConfigError {
-    fn describe(&self) -> Described {
-        Described::of("TableError", self)
-    }
-}
-
-impl Describe for DecodeError {
-    fn describe(&self) -> Described {
-        Described::of("TableError", self)
     }
 }
 
@@ -156,61 +133,6 @@ impl Describe for ConnectError {
             Self::NoAnswer { peer, waited } => described.with(fields!(peer, waited)),
             Self::Lost { peer, source } => described.with(fields!(peer, source)),
             Self::PlansDiffer { peer } | Self::Already { peer } => described.with(fields!(peer)),
-            _ => described,
-        }
-    }
-}
-
-impl Describe for MatchError {
-    fn describe(&self) -> Described {
-        Described::of("MatchError", self)
-    }
-}
-
-impl Describe for TemplateError {
-    fn describe(&self) -> Described {
-        Described::of("MatchError", self)
-    }
-}
-
-impl Describe for BindError {
-    fn describe(&self) -> Described {
-        let described = Described::of("MatchError", self);
-        match self {
-            Self::MapCount { side, groups, maps } => {
-                let side = side.to_string();
-                described.with(fields!(side, groups, maps))
-            }
-            Self::OutOfMap { side, group, ordinal, first, end } => {
-                let (side, group) = (side.to_string(), u64::from(group.0));
-                described.with(fields!(side, group, ordinal, first, end))
-            }
-            Self::Hole { side, group, ordinal } => {
-                let (side, group) = (side.to_string(), u64::from(group.0));
-                described.with(fields!(side, group, ordinal))
-            }
-            Self::SlotOutOfRange { side, group, ordinal, slot, pool, slot_count } => {
-                let (side, group, slot, pool) = (side.to_string(), u64::from(group.0), slot.0, u64::from(pool.0));
-                described.with(fields!(side, group, ordinal, slot, pool, slot_count))
-            }
-            Self::SlotTwice { slot, group, ordinal, earlier_group, earlier_ordinal } => {
-                let (slot, group, earlier_group) = (slot.0, u64::from(group.0), u64::from(earlier_group.0));
-                described.with(fields!(slot, group, ordinal, earlier_group, earlier_ordinal))
-            }
-            Self::PastEnd { end, request_tokens } => described.with(fields!(end, request_tokens)),
-            _ => described,
-        }
-    }
-}
-
-impl Describe for MatrixError {
-    fn describe(&self) -> Described {
-        let described = Described::of("MatchError", self);
-        match self {
-            Self::Template { source_rank, destination_rank, source } => {
-                described.with(fields!(source_rank, destination_rank)).because(source.describe())
-            }
-            Self::Chunk(source) => described.because(source.describe()),
             _ => described,
         }
     }
@@ -336,7 +258,7 @@ macro_rules! counts {
         })*
     };
 }
-counts!(u16, u32, u64);
+counts!(u8, u16, u32, u64);
 
 impl From<&usize> for Value {
     fn from(value: &usize) -> Self {

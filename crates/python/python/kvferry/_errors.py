@@ -16,6 +16,17 @@ class Peer(NamedTuple):
         return f"{self.side} rank {self.rank}"
 
 
+class RowName(NamedTuple):
+    """A row of a page table, as errors name it."""
+
+    pool: int
+    layer: int
+    role: str
+
+    def __str__(self) -> str:
+        return f"pool {self.pool}, layer {self.layer}, {self.role}"
+
+
 class KvferryError(Exception):
     """Base of all exceptions of this package.
 
@@ -34,6 +45,9 @@ class KvferryError(Exception):
         self.fields = dict(fields or {})
         if "peer" in self.fields:
             self.fields["peer"] = Peer(*self.fields["peer"])
+        for name in ("row", "other"):
+            if isinstance(self.fields.get(name), tuple):
+                self.fields[name] = RowName(*self.fields[name])
 
     def __getattr__(self, name: str) -> Any:
         # Called for what is not there otherwise; while an exception is unpickled there are no fields either.
@@ -123,5 +137,5 @@ class NotQuietError(KvferryError):
     """There will be no word that the slots can be used again: it was given before, or the engine has stopped first."""
 
 
-for _class in [KvferryError, *KvferryError.__subclasses__(), Peer]:
+for _class in [KvferryError, *KvferryError.__subclasses__(), Peer, RowName]:
     _class.__module__ = "kvferry"  # where they are imported from
