@@ -17,6 +17,7 @@ pub struct Telemetry {
     pub bytes: u64,
     /// Entries paired.
     pub entries: u64,
-    /// The way that the bytes took, and why; `None` if the peer was asked to push them.
+    /// The way that the bytes took, and why; `None` if the peer was asked to push them, or they went in a
+    /// message.
     pub route: Option<(Route, RouteReason)>,
 }

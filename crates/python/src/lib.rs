@@ -41,7 +41,7 @@ mod _kvferry {
     #[pymodule_export]
     use super::metrics::{metrics_record, metrics_text};
     #[pymodule_export]
-    use super::nixl::{NixlAgent, NixlList, NixlTransfer};
+    use super::nixl::{NixlAgent, NixlList, NixlRegistration, NixlTransfer};
     #[pymodule_export]
     use super::plan::{Explanation, Plan};
     #[pymodule_export]

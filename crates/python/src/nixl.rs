@@ -8,5 +8,5 @@ mod agent;
 mod fields;
 mod transfer;
 
-pub(crate) use agent::NixlAgent;
+pub(crate) use agent::{NixlAgent, NixlRegistration};
 pub(crate) use transfer::{NixlList, NixlTransfer};

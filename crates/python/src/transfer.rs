@@ -76,7 +76,7 @@ impl Transfer {
 
     /// What was moved, a tuple a peer, or `None` if the request has not ended within `seconds`.
     fn wait<'py>(&self, py: Python<'py>, seconds: f64) -> Result<Option<Bound<'py, PyAny>>, Failure> {
-        either!(self, handle => match within(py, seconds, |slice| handle.wait(slice))? {
+        either!(self, handle => match within(py, limit(seconds)?, |slice| handle.wait(slice))? {
             Some(outcome) => Ok(Some(report(py, &outcome)?)),
             None => Ok(None),
         })
@@ -89,7 +89,7 @@ impl Transfer {
             Ok(_) => Ok(Some(())),
             Err(error) => Err(Failure::from(error)),
         };
-        Ok(within(py, seconds, |slice| wait(slice).transpose())?.transpose()?.is_some())
+        Ok(within(py, limit(seconds)?, |slice| wait(slice).transpose())?.transpose()?.is_some())
     }
 
     /// Has `bell` ring with `token` when the request has ended. True if it has, and nothing rings.
@@ -220,14 +220,12 @@ fn report<'py, R: Report>(py: Python<'py>, outcome: &Outcome<R>) -> Result<Bound
     Ok(peers.into_bound_py_any(py)?)
 }
 
-/// Waits for `seconds` with the interpreter released, but for a look at its signals now and then: so Control-C ends a wait.
-fn within<T: Send>(
+/// Waits for `limit` with the interpreter released, but for a look at its signals now and then: so Control-C ends a wait.
+pub(crate) fn within<T: Send>(
     py: Python<'_>,
-    seconds: f64,
+    limit: Duration,
     wait: impl Fn(Duration) -> Option<T> + Send + Sync,
 ) -> Result<Option<T>, Failure> {
-    let limit = Duration::try_from_secs_f64(seconds);
-    let limit = limit.map_err(|_| PyValueError::new_err(format!("{seconds} s is no time to wait")))?;
     let began = Instant::now();
     loop {
         let left = limit.saturating_sub(began.elapsed());
@@ -237,4 +235,9 @@ fn within<T: Send>(
         }
         py.check_signals()?;
     }
+}
+
+fn limit(seconds: f64) -> Result<Duration, Failure> {
+    let limit = Duration::try_from_secs_f64(seconds);
+    limit.map_err(|_| PyValueError::new_err(format!("{seconds} s is no time to wait")).into())
 }

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -133,3 +136,25 @@ def test_a_killed_peer_is_an_error_and_what_was_posted_to_it_is_released(pair: P
     assert failed > 0
     with pytest.raises(bindings.nixlRemoteDisconnectError):
         pair.agent.transfer(pair.make(operation))
+
+
+def test_an_interrupt_ends_a_wait_and_a_release() -> None:
+    """Of a transfer with a peer that is frozen."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    pair = Pair("tcp")
+    try:
+        read = pair.make("READ")
+        os.kill(pair.process.pid or 0, signal.SIGSTOP)
+        began = time.monotonic()
+        assert pair.agent.transfer(read) == "PROC"
+        for wait in (lambda: pair.agent.wait_xfer(read, PATIENCE), lambda: pair.agent.release_xfer_handle(read)):
+            threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
+            with pytest.raises(KeyboardInterrupt):
+                wait()
+        assert time.monotonic() - began < PATIENCE
+        os.kill(pair.process.pid or 0, signal.SIGCONT)
+        pair.agent.release_xfer_handle(read)
+    finally:
+        pair.process.kill()
+        pair.agent.close()
+        signal.signal(signal.SIGINT, before)

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvferry_agent::wire::{ContextOptions, CudaOptions, MemoryKind, RegionId, Route, Run};
-use kvferry_agent::{Agent, AgentOptions, Operation};
+use kvferry_agent::{Agent, AgentOptions, MemoryError, Operation};
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
@@ -20,12 +20,22 @@ use crate::own::Own;
 /// Address, length and device of one descriptor, 64 bits each.
 const DESCRIPTOR_BYTES: usize = 24;
 
+/// Longer than anything is waited for: 100 years.
+const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
 /// An agent with its threads.
 #[pyclass(frozen)]
 pub(crate) struct NixlAgent {
     agent: Own<Mutex<Option<Arc<Agent>>>>,
     /// The GPU of the agent.
     gpu: Option<u32>,
+}
+
+/// What was registered at once: a region for each descriptor.
+#[pyclass(frozen)]
+pub(crate) struct NixlRegistration {
+    /// `None` for one of no bytes, of which there is nothing to register.
+    regions: Vec<Option<RegionId>>,
 }
 
 impl NixlAgent {
@@ -109,24 +119,38 @@ impl NixlAgent {
 
     /// Registers all of the descriptors, or none. `owner` lives as long as the registrations.
     #[allow(unsafe_code, reason = "whether an address is one of `owner` cannot be checked")]
-    fn register(&self, py: Python<'_>, on_gpu: bool, descriptors: &[u8], owner: Py<PyAny>) -> Result<(), Failure> {
+    fn register(
+        &self,
+        py: Python<'_>,
+        on_gpu: bool,
+        descriptors: &[u8],
+        owner: Py<PyAny>,
+    ) -> Result<NixlRegistration, Failure> {
         let runs = split(descriptors)?;
-        for (address, _, device) in &runs {
-            if usize::try_from(*address).unwrap_or(0) == 0 {
-                return Err(
-                    PyValueError::new_err(format!("memory at address {address:#x} cannot be registered")).into()
-                );
+        for (address, bytes, device) in &runs {
+            if *bytes > 0 && usize::try_from(*address).unwrap_or(0) == 0 {
+                return Err(Failure::invalid(
+                    "Address",
+                    &format!("memory at address {address:#x} cannot be registered"),
+                ));
             }
             if on_gpu && Some(*device) != self.gpu.map(u64::from) {
                 let has = self.gpu.map_or("no GPU".to_owned(), |gpu| format!("GPU {gpu}"));
-                let message = format!("memory of GPU {device} cannot be registered with an agent that has {has}");
+                let message = format!(
+                    "memory of GPU {device} cannot be registered with an agent that has {has}: cuda_device of its \
+                     nixl_agent_config says which"
+                );
                 return Err(Failure::unsupported(&message));
             }
         }
         let owner: Arc<dyn Any + Send + Sync> = Arc::new(owner);
         self.with(py, |agent| {
-            let mut registered: Vec<RegionId> = Vec::with_capacity(runs.len());
+            let mut registered: Vec<Option<RegionId>> = Vec::with_capacity(runs.len());
             for (address, bytes, _) in runs {
+                if bytes == 0 {
+                    registered.push(None);
+                    continue;
+                }
                 let (base, owner) = (NonNull::new(address as *mut u8), owner.clone());
                 let region = match base.filter(|_| !on_gpu) {
                     // SAFETY: `kvferry.nixl` takes address and length from a tensor, which is the owner, or from somebody who
@@ -137,24 +161,49 @@ impl NixlAgent {
                     // SAFETY: as above.
                     None => unsafe { agent.context().register_device(address, bytes, owner) },
                 };
-                match region.map_err(kvferry_agent::MemoryError::from).and_then(|region| agent.register(region)) {
-                    Ok(id) => registered.push(id),
+                match region.map_err(MemoryError::from).and_then(|region| agent.register(region)) {
+                    Ok(id) => registered.push(Some(id)),
                     Err(error) => {
-                        for id in registered {
+                        for id in registered.into_iter().flatten() {
                             let _ = agent.deregister(id, Duration::ZERO); // nobody has used it yet
                         }
                         return Err(error);
                     }
                 }
             }
-            Ok(())
+            Ok(NixlRegistration { regions: registered })
         })
     }
 
-    /// Undoes the registrations of these very descriptors.
-    fn deregister(&self, py: Python<'_>, on_gpu: bool, descriptors: &[u8], timeout: f64) -> Result<(), Failure> {
-        let (ids, timeout) = (self.registered(on_gpu, descriptors)?, seconds("timeout", timeout)?);
-        self.with(py, |agent| ids.into_iter().try_for_each(|id| agent.deregister(id, timeout)))
+    /// Undoes registrations of these very descriptors: those of `registration`, or else the latest.
+    #[pyo3(signature = (on_gpu, descriptors, registration, timeout))]
+    fn deregister(
+        &self,
+        py: Python<'_>,
+        on_gpu: bool,
+        descriptors: &[u8],
+        registration: Option<&NixlRegistration>,
+        timeout: f64,
+    ) -> Result<(), Failure> {
+        let (runs, timeout) = (runs(descriptors)?, seconds("timeout", timeout)?);
+        let own = registration.map(|registration| &registration.regions[..]).filter(|own| own.len() == runs.len());
+        self.with(py, |agent| {
+            if own.is_none() {
+                // Nothing is undone if one of them is missing.
+                let mut all = runs.iter().filter(|run| run.bytes > 0);
+                all.try_for_each(|run| region_of(agent, on_gpu, *run).map(drop))?;
+            }
+            for (at, run) in runs.into_iter().enumerate().filter(|(_, run)| run.bytes > 0) {
+                match own.and_then(|own| own[at]).map(|id| agent.deregister(id, timeout)) {
+                    Some(Ok(())) => continue,
+                    // Somebody has deregistered it by another list of the same memory, and left this one for the other.
+                    Some(Err(MemoryError::Unknown { .. })) | None => {}
+                    Some(Err(error)) => return Err(Failure::from(error)),
+                }
+                agent.deregister(region_of(agent, on_gpu, run)?, timeout)?;
+            }
+            Ok(())
+        })
     }
 
     /// Whether each of the descriptors is in registered memory.
@@ -288,15 +337,16 @@ impl NixlAgent {
     /// The regions that were registered by these very descriptors.
     fn registered(&self, on_gpu: bool, descriptors: &[u8]) -> Result<Vec<RegionId>, Failure> {
         let agent = self.get()?;
-        let region = |run: Run| {
-            let missing = || {
-                let Run { address, bytes } = run;
-                Failure::not_found(&format!("{bytes} B at {address:#x} were not registered, or are not any more"))
-            };
-            agent.region(run.address, run.bytes, kind(on_gpu)).ok_or_else(missing)
-        };
-        runs(descriptors)?.into_iter().map(region).collect()
+        let runs = runs(descriptors)?.into_iter().filter(|run| run.bytes > 0);
+        runs.map(|run| region_of(&agent, on_gpu, run)).collect()
     }
+}
+
+/// The latest registration of this very memory.
+fn region_of(agent: &Agent, on_gpu: bool, run: Run) -> Result<RegionId, Failure> {
+    let Run { address, bytes } = run;
+    let missing = || Failure::not_found(&format!("{bytes} B at {address:#x} were not registered, or are not any more"));
+    agent.region(address, bytes, kind(on_gpu)).ok_or_else(missing)
 }
 
 /// Where the descriptors are. Their devices are those that their memory was registered with.
@@ -323,7 +373,8 @@ fn kind(on_gpu: bool) -> MemoryKind {
 
 pub(crate) fn seconds(what: &str, seconds: f64) -> Result<Duration, Failure> {
     let error = |_| PyValueError::new_err(format!("{what}: {seconds} s")).into();
-    Duration::try_from_secs_f64(seconds).map_err(error)
+    // What is longer is for ever, and no time of day once it is added to one.
+    Duration::try_from_secs_f64(seconds).map(|time| time.min(FOR_EVER)).map_err(error)
 }
 
 fn route_of(name: &str) -> Result<Route, Failure> {

@@ -20,6 +20,11 @@ impl crate::failure::Failure {
         Self::new(UNSUPPORTED, "Unsupported", message)
     }
 
+    /// What no agent takes.
+    pub(crate) fn invalid(kind: &str, message: &str) -> Self {
+        Self::new(INVALID, kind, message)
+    }
+
     pub(crate) fn not_found(message: &str) -> Self {
         Self::new(NOT_FOUND, "Unknown", message)
     }

@@ -2,7 +2,7 @@
 
 use std::time::UNIX_EPOCH;
 
-use kvferry_agent::{Indices, List, State, Transfer};
+use kvferry_agent::{Indices, List, ReleaseError, State, Transfer};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -10,6 +10,7 @@ use pyo3::types::PyString;
 use crate::failure::Failure;
 use crate::nixl::agent::seconds;
 use crate::own::Own;
+use crate::transfer::within;
 
 /// A prepared list.
 #[pyclass(frozen)]
@@ -79,14 +80,18 @@ impl NixlTransfer {
     /// Waits until it is not active.
     fn wait<'py>(&self, py: Python<'py>, timeout: f64) -> Result<Option<Bound<'py, PyString>>, Failure> {
         let (transfer, timeout) = (self.transfer.get()?, seconds("timeout", timeout)?);
-        let state = py.detach(|| transfer.wait(timeout));
-        Self::said(py, transfer, state)
+        let ended = |state: State| (state != State::Active).then_some(state);
+        let state = within(py, timeout, |slice| ended(transfer.wait(slice)))?;
+        Self::said(py, transfer, state.unwrap_or(State::Active))
     }
 
     /// Gives it up, and waits until nothing of it moves any more.
     fn quiet(&self, py: Python<'_>, timeout: f64) -> Result<(), Failure> {
         let (transfer, timeout) = (self.transfer.get()?, seconds("timeout", timeout)?);
-        Ok(py.detach(|| transfer.quiet(timeout))?)
+        if within(py, timeout, |slice| transfer.quiet(slice).ok())?.is_none() {
+            return Err(ReleaseError::NotQuiet { waited: timeout }.into());
+        }
+        Ok(())
     }
 
     /// Start in microseconds of Unix time, post and whole in microseconds, bytes, entries, and the route if it is known;
@@ -101,6 +106,13 @@ impl NixlTransfer {
             let route = told.route.map(|(route, reason)| (route.to_string(), reason.to_string()));
             (start, micros(told.posting), micros(told.total), told.bytes, told.entries, route)
         }))
+    }
+
+    /// Whether it has ever been posted.
+    #[getter]
+    fn posted(&self) -> Result<bool, Failure> {
+        let transfer = self.transfer.get()?;
+        Ok(transfer.is_active() || transfer.state() != State::Made)
     }
 
     #[getter]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import pickle
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, Optional, TypeVar, Union, cast
@@ -13,6 +15,7 @@ from typing import Any, Optional, TypeVar, Union, cast
 import numpy as np
 import numpy.typing as npt
 
+from .._errors import ForkedError
 from .._kvferry import NixlAgent, NixlList, NixlTransfer
 from . import _bindings as nixlBind
 from ._descs import Descs, reg_descs, xfer_descs
@@ -27,6 +30,9 @@ BACKEND = "UCX"
 
 PARAMS = {"num_threads": "1", "ucx_error_handling_mode": "peer"}
 """Parameters of the backend, and their defaults."""
+
+ENTRIES_MAX = 1 << 28
+"""Descriptors of one list at most: 6 GiB of them."""
 
 nixl_backend_handle = int
 
@@ -160,6 +166,10 @@ class nixl_agent:
     def __init__(
         self, agent_name: str, nixl_conf: Optional[nixl_agent_config] = None, instantiate_all: bool = False
     ) -> None:
+        if not isinstance(agent_name, str):
+            raise TypeError(f"the name of an agent is text, not a {type(agent_name).__name__}")
+        if not agent_name:
+            raise ValueError("an agent has to have a name")
         self.name = agent_name
         self._config = nixl_conf or nixl_agent_config()
         self._native: Optional[NixlAgent] = None
@@ -205,6 +215,7 @@ class nixl_agent:
                     linger=config.linger,
                     copy_threads=threads or None,
                 )
+                _agents.add(self)
                 logger.info("agent %s has started, with UCX %s", self.name, self._native.ucx_version)
         return self._native
 
@@ -231,9 +242,12 @@ class nixl_agent:
         return self.backend_options.get(backend, {})
 
     def create_backend(self, backend: str, initParams: Optional[dict[str, str]] = None) -> None:
-        """Raises :class:`nixlNotFoundError` for another backend than UCX. Parameters that there are not here are ignored."""
+        """Raises :class:`nixlNotFoundError` for another backend than UCX, and :class:`nixlInvalidParamError` for one that there is
+        already. Parameters that there are not here are ignored."""
         if backend not in self.plugin_list:
             raise nixlNotFoundError(f"there is no backend {backend!r}, only {BACKEND!r}", "Backend")
+        if backend in self.backends:
+            raise nixlInvalidParamError(f"there is a backend {backend!r} already", "Backend")
         params = dict(PARAMS)
         for key, value in (initParams or {}).items():
             if key == "num_threads":
@@ -271,14 +285,19 @@ class nixl_agent:
         descs = _given(self.get_reg_descs(reg_list, mem_type))
         on_gpu = _on_gpu(descs.getType())
         gpu = int(descs.rows()[0, 2]) if on_gpu and descs.descCount() else None
-        self._agent(gpu).register(on_gpu, descs.rows().tobytes(), descs.owner)
+        descs.registrations.append(self._agent(gpu).register(on_gpu, descs.rows().tobytes(), descs.owner))
         return descs
 
     def deregister_memory(self, dereg_list: nixlBind.nixlRegDList, backends: Sequence[str] = ()) -> None:
-        """Waits for transfers that use it. When it returns nothing reads or writes the memory for this agent any more."""
+        """Waits for transfers that use it. When it returns nothing reads or writes the memory for this agent any more.
+
+        Of memory that was registered several times, what ends is the registration that returned this very list, or, if it is
+        another list of the same memory, the latest."""
         self._check(backends)
+        descs = _listed(dereg_list, nixlBind.nixlRegDList)
+        registration = descs.registrations.pop() if descs.registrations else None
         timeout = self._config.release_timeout
-        self._agent().deregister(_on_gpu(dereg_list.getType()), dereg_list.rows().tobytes(), timeout)
+        self._agent().deregister(_on_gpu(descs.getType()), descs.rows().tobytes(), registration, timeout)
 
     def query_memory(
         self, reg_list: Descs, backend: str, mem_type: Optional[str] = None
@@ -299,6 +318,7 @@ class nixl_agent:
         self, descs: nixlBind.nixlRegDList, inc_conn_info: bool = False, backends: Sequence[str] = ()
     ) -> bytes:
         self._check(backends)
+        descs = _listed(descs, nixlBind.nixlRegDList)
         return self._agent().metadata_of(_on_gpu(descs.getType()), descs.rows().tobytes(), inc_conn_info)
 
     def add_remote_agent(self, metadata: bytes) -> bytes:
@@ -306,13 +326,18 @@ class nixl_agent:
 
         An agent of that name that has started again since is taken in its place.
         """
-        return self._agent().add_remote(bytes(metadata)).encode()
+        return self._agent().add_remote(_bytes(metadata)).encode()
 
     def remove_remote_agent(self, agent: Name) -> None:
-        self._agent().remove_remote(_text(agent))
+        """Gives up what is under way with it. Of no effect for one that is not known."""
+        try:
+            self._agent().remove_remote(_text(agent))
+        except nixlNotFoundError as error:
+            logger.debug("%s", error)
 
     def check_remote_metadata(self, agent: Name, descs: Optional[nixlBind.nixlXferDList] = None) -> bool:
-        on_gpu, rows = (False, b"") if descs is None else (_on_gpu(descs.getType()), descs.rows().tobytes())
+        descs = nixlBind.nixlXferDList(nixlBind.DRAM_SEG) if descs is None else _listed(descs, nixlBind.nixlXferDList)
+        on_gpu, rows = _on_gpu(descs.getType()), descs.rows().tobytes()
         return self._agent().knows(_text(agent), on_gpu, rows)
 
     def make_connection(self, remote_agent: Name, backends: Sequence[str] = (), timeout: Optional[float] = None) -> None:
@@ -436,6 +461,8 @@ class nixl_agent:
     def get_xfer_telemetry(self, handle: nixl_xfer_handle) -> nixlBind.nixlXferTelemetry:
         """Of the last post that has ended, whether or not ``capture_telemetry`` was asked for."""
         told = handle.native().telemetry()
+        if told is None and not handle.native().posted:
+            raise nixlNotPostedError("the transfer has not been posted", "NotPosted")
         if told is None:
             raise nixlNoTelemetryError("the transfer has not ended", "NoTelemetry")
         start, post, whole, total, count, route = told
@@ -534,19 +561,37 @@ def _given(descs: L) -> L:
     return descs
 
 
+def _listed(descs: Any, kind: type[L]) -> L:
+    """The list, which has to be one already."""
+    if not isinstance(descs, kind):
+        raise TypeError(f"this takes a {kind.__name__}, not a {type(descs).__name__}")
+    return descs
+
+
 def _text(name: Name) -> str:
+    if not isinstance(name, (str, bytes)):
+        raise TypeError(f"the name of an agent is text or bytes, not a {type(name).__name__}")
     return name.decode() if isinstance(name, bytes) else name
 
 
 def _bytes(message: Message) -> bytes:
-    return message.encode() if isinstance(message, str) else bytes(message)
+    if isinstance(message, str):
+        return message.encode()
+    if not isinstance(message, (bytes, bytearray, memoryview)):
+        # Of a number, bytes() would make as many zeroes.
+        raise TypeError(f"bytes or text are wanted, not a {type(message).__name__}")
+    return bytes(message)
 
 
 def _index_bytes(indices: Indices) -> tuple[bytes, int]:
     """The bytes of an array of signed integers, and those of one."""
-    array = indices if isinstance(indices, np.ndarray) else np.asarray(indices, dtype=np.int64)
+    array = indices if isinstance(indices, np.ndarray) else np.asarray(indices)
+    if array.size == 0:
+        array = array.astype(np.int64)  # of nothing, numpy makes floats
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise nixlInvalidParamError(f"indices are one row of integers, not {list(array.shape)} of {array.dtype}", "Indices")
+    if array.dtype.kind == "i" and array.size and array.min() < 0:
+        raise nixlInvalidParamError(f"place {array.argmin()} of the indices: {array.min()} is below 0", "Indices")
     if array.dtype not in (np.int32, np.int64):
         array = array.astype(np.int64)
     return array.tobytes(), array.itemsize
@@ -554,7 +599,11 @@ def _index_bytes(indices: Indices) -> tuple[bytes, int]:
 
 def _unrolled(rows: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
     """Each row of (address, length, device, stride, count) as ``count`` rows of (address, length, device)."""
+    if rows.dtype.kind not in "iu":
+        raise ValueError(f"descriptors are an array [N, 5] of integers, not of {rows.dtype}")
     rows = np.ascontiguousarray(rows, dtype=np.uint64)
+    if rows[:, 4].max(initial=0) > ENTRIES_MAX or int(rows[:, 4].sum()) > ENTRIES_MAX:
+        raise nixlInvalidParamError(f"more than {ENTRIES_MAX} descriptors in one list", "TooMany")
     counts = rows[:, 4].astype(np.int64)
     descs = np.repeat(rows[:, :3], counts, axis=0)
     starts = np.repeat(np.cumsum(counts) - counts, counts)
@@ -570,3 +619,16 @@ def _torch_device() -> Optional[int]:
         return None
     device: int = torch.cuda.current_device()
     return device
+
+
+_agents: weakref.WeakSet[nixl_agent] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """An interpreter that ends takes UCX down under threads that still run."""
+    for agent in list(_agents):
+        try:
+            agent.close()
+        except ForkedError:
+            pass  # not this process's to close

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import enum
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, Union
 
 import numpy as np
 import numpy.typing as npt
 
+from .._kvferry import NixlRegistration
 from ._errors import nixlBackendError as nixlBackendError
 from ._errors import nixlCancelledError as nixlCancelledError
 from ._errors import nixlInvalidParamError as nixlInvalidParamError
@@ -104,7 +106,15 @@ def rows_of(descs: Union[Sequence[Sequence[Any]], npt.NDArray[Any]]) -> Rows:
         return np.ascontiguousarray(descs, dtype=np.uint64)
     if len(descs) == 0:
         return np.empty((0, 3), np.uint64)
-    return np.array(descs, dtype=np.uint64).reshape(len(descs), 3)
+    rows = np.array(descs)
+    if rows.dtype.kind not in "iu":
+        # numpy makes floats of integers of several types, and objects of large ones. Real floats are refused here.
+        rows = np.array([[operator.index(word) for word in desc] for desc in descs], dtype=np.uint64)
+    if rows.ndim != 2 or rows.shape[1] != 3:
+        raise ValueError("descriptors in tuples are of three integers each")
+    if rows.dtype.kind == "i" and rows.min() < 0:
+        raise ValueError("a descriptor of a negative address, length or device")
+    return rows.astype(np.uint64)
 
 
 class _DList:
@@ -139,7 +149,7 @@ class _DList:
             more = np.empty((max(16, 2 * self._count), 3), np.uint64)
             more[: self._count] = self.rows()
             self._rows = more
-        self._rows[self._count] = desc
+        self._rows[self._count] = rows_of([desc])[0]
         self._count += 1
 
     def addDesc(self, desc: Sequence[Any]) -> None:
@@ -167,7 +177,7 @@ class _DList:
         return tuple(int(word) for word in self.rows()[index])
 
     def __setitem__(self, index: int, desc: Sequence[Any]) -> None:
-        self.rows()[index] = desc
+        self.rows()[index] = rows_of([desc])[0]
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         return (self[index] for index in range(self._count))
@@ -197,10 +207,12 @@ class nixlXferDList(_DList):
 class nixlRegDList(_DList):
     """Descriptors ``(address, length, device, meta)`` of memory to register. ``meta`` is kept and has no meaning here."""
 
-    __slots__ = ("_meta", "owner")
+    __slots__ = ("_meta", "owner", "registrations")
 
     def __init__(self, type: nixl_mem_t, descs: Any = 0, *, init_size: int = 0, owner: object = None) -> None:
         self._meta: list[bytes] = []
+        self.registrations: list[NixlRegistration] = []
+        """What this list was registered as, each time."""
         self.owner = owner
         """What keeps the memory, if that is known: it is held until the memory is deregistered."""
         if isinstance(descs, (list, tuple)) and descs and len(descs[0]) == 4:
@@ -243,7 +255,11 @@ class nixlRegDList(_DList):
 
 
 def _bytes_of(meta: Union[str, bytes]) -> bytes:
-    return meta.encode() if isinstance(meta, str) else bytes(meta)
+    if isinstance(meta, str):
+        return meta.encode()
+    if not isinstance(meta, (bytes, bytearray, memoryview)):
+        raise TypeError(f"what is said of a descriptor is bytes or text, not a {type(meta).__name__}")
+    return bytes(meta)
 
 
 class nixlXferTelemetry:
@@ -270,7 +286,8 @@ class nixlXferTelemetry:
         self.totalBytes = totalBytes
         self.descCount = descCount
         self.route = route
-        """The way that the bytes took, which NIXL has no name for; ``None`` if the peer was asked to push them."""
+        """The way that the bytes took, which NIXL has no name for; ``None`` if the peer was asked to push them, or they
+        went in a message."""
         self.reason = reason
         """Why that way."""
 
