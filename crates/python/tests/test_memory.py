@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from typing import Any
 
@@ -58,6 +59,53 @@ def test_arrays_of_a_gpu() -> None:
         memory_of(OnGpu(strides=(64, 4)))
 
 
+class DLTensor(ctypes.Structure):
+    """As ``dlpack.h`` has it."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16), ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p), ("byte_offset", ctypes.c_uint64), ("manager", ctypes.c_void_p), ("deleter", ctypes.c_void_p),
+    ]  # fmt: skip
+
+
+class Dlpack:
+    """An array of a library that has nothing but DLPack, on a device of its own."""
+
+    def __init__(self, device_type: int, shape: list[int], strides: list[int] | None, bits: int = 16, offset: int = 0) -> None:
+        axes = ctypes.c_int64 * len(shape)
+        self.kept = axes(*shape), None if strides is None else axes(*strides)
+        where = [0 if kept is None else ctypes.addressof(kept) for kept in self.kept]
+        self.tensor = DLTensor(1 << 20, device_type, 3, len(shape), 2, bits, 1, *where, offset, 0, 0)
+        self.asked: dict[str, Any] = {}
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.tensor.device_type, 3
+
+    def __dlpack__(self, **options: Any) -> Any:
+        self.asked = options
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return new(ctypes.addressof(self.tensor), b"dltensor", None)
+
+
+def test_dlpack_of_any_device() -> None:
+    on_gpu = Dlpack(2, [4, 8], None, offset=64)
+    assert memory_of(on_gpu)[:3] == ((1 << 20) + 64, 64, 3) and on_gpu.asked == {"stream": -1}
+    assert memory_of(Dlpack(13, [4, 8], [8, 1]))[:3] == (1 << 20, 64, 3)
+    # Memory of the host, locked for a device, and elements that fill no byte by themselves.
+    locked = Dlpack(3, [4, 8], [1, 4], bits=8)
+    assert memory_of(locked)[:3] == (1 << 20, 32, None) and locked.asked == {}
+    with pytest.raises(ValueError, match="gaps"):
+        memory_of(Dlpack(2, [4, 8], [16, 1]))
+    with pytest.raises(TypeError, match="device type 10"):
+        memory_of(Dlpack(10, [4], None))
+    frozen = numpy.zeros(4)
+    frozen.flags.writeable = False
+    with pytest.raises(ValueError):
+        memory_of(OnlyDlpack(frozen))
+
+
 class Tensor:
     """As much of torch's as is asked for."""
 
@@ -88,9 +136,14 @@ def test_what_cannot_be_registered_is_refused() -> None:
     for read_only in (frozen, b"bytes", memoryview(b"bytes")):
         with pytest.raises(ValueError, match="read-only"):
             memory_of(read_only)
-    for nothing in (7, [1, 2], None):
+    for nothing in (7, [1, 2], None, "text", (1, 2), (4096, 1.5, None), ("4096", 1, None), (4096, 1, 0.5)):
         with pytest.raises(TypeError):
             memory_of(nothing)
+    for nowhere in ((0, 8, None), (-4096, 8, None), (4096, -8, None), (1 << 64, 8, None), (4096, 1 << 64, 0)):
+        with pytest.raises(ValueError):
+            memory_of(nowhere)
+    with pytest.raises(TypeError):
+        memory_of(OnGpu(data=None))
 
 
 def test_the_memory_is_kept() -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from . import _kvferry
 from ._errors import ForkedError, Peer, PublishError
-from ._maps import BlockMaps, native_maps
+from ._maps import BlockMaps, native_maps, token_bounds
 from ._memory import memory_of
 from ._table import PageTable
 from ._transfer import Receive, Send
@@ -223,8 +223,7 @@ class Engine:
         }  # fmt: skip
         cuda = None
         if gpu is not None:
-            defaults = {"sm_blocks": None, "urgent": True, "slab_bytes": 128 << 20, "slab_chunk_bytes": 32 << 20}
-            cuda = json.dumps({**defaults, **(gpu_options or {}), "device": gpu})
+            cuda = json.dumps({**(gpu_options or {}), "device": gpu})
         elif gpu_options:
             raise ValueError("gpu_options without a gpu")
         self._gpu = gpu
@@ -331,7 +330,7 @@ class Engine:
         """
         asked = [links] if isinstance(links, Link) else links
         natives = [link._native for link in asked]
-        maps, bounds = native_maps(block_maps), _bounds(tokens)
+        maps, bounds = native_maps(block_maps), token_bounds(tokens)
         return Receive(self._native.receive(natives, (request, attempt), maps, bounds))
 
     def send(
@@ -352,7 +351,7 @@ class Engine:
     def _send(
         self, link: Link, request: int, attempt: int, block_maps: BlockMaps, tokens: int | tuple[int, int], in_parts: bool
     ) -> Send:
-        maps, bounds = native_maps(block_maps), _bounds(tokens)
+        maps, bounds = native_maps(block_maps), token_bounds(tokens)
         return Send(self._native.send(link._native, (request, attempt), maps, bounds, in_parts))
 
     def quarantine(self) -> list[Quarantine]:
@@ -372,10 +371,6 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _bounds(tokens: int | tuple[int, int]) -> tuple[int, int]:
-    return (0, tokens) if isinstance(tokens, int) else tokens
 
 
 @atexit.register

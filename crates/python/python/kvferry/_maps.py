@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -35,8 +36,11 @@ def _array(slots: Slots) -> NDArray[numpy.int64]:
     if isinstance(slots, numpy.ndarray):
         if slots.ndim != 1 or slots.dtype.kind not in "iu":
             raise TypeError(f"slots are a list of integers, not an array of {slots.ndim} dimensions and {slots.dtype}")
+        if slots.dtype == numpy.uint64 and slots.size and slots.max() > numpy.iinfo(numpy.int64).max:
+            raise ValueError(f"slot {slots.max()}: slots count from 0 to 2^32 - 1")
         return slots.astype(numpy.int64)
-    return numpy.fromiter((-1 if slot is None else slot for slot in slots), numpy.int64)
+    # `index` refuses what numpy would round.
+    return numpy.fromiter((-1 if slot is None else operator.index(slot) for slot in slots), numpy.int64)
 
 
 def native_maps(block_maps: BlockMaps) -> list[tuple[int, bytes]]:
@@ -49,3 +53,15 @@ def _entries(entry: object) -> Any:
     if isinstance(entry, (int, numpy.integer)):
         raise TypeError("block_maps has one list of slots for each group of the page table: [[3, 0]], not [3, 0]")
     return entry
+
+
+def token_bounds(tokens: int | tuple[int, int]) -> tuple[int, int]:
+    """Tokens as they are given: how many, or which."""
+    if not isinstance(tokens, tuple):
+        return 0, operator.index(tokens)
+    if len(tokens) != 2:
+        raise TypeError(f"tokens are a number, or a pair (first, end), not a tuple of {len(tokens)}")
+    first, end = operator.index(tokens[0]), operator.index(tokens[1])
+    if first > end:
+        raise ValueError(f"tokens {first} to {end}: the end is before the first")
+    return first, end

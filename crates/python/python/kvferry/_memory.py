@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -38,8 +39,12 @@ def memory_of(array: object, device: int | None = None) -> Memory:
     Raises ``TypeError`` for something else, and ``ValueError`` for an array that cannot be written or has gaps.
     """
     if isinstance(array, tuple):
-        address, length, on = array
-        return Memory(int(address), int(length), None if on is None else int(on), array)
+        if len(array) != 3:
+            raise TypeError(f"memory by its address is a triple (address, bytes, device), not a tuple of {len(array)}")
+        address, length = operator.index(array[0]), operator.index(array[1])
+        if not 0 < address < 1 << 64 or not 0 <= length < 1 << 64:
+            raise ValueError(f"{length} B at {address:#x} are no memory")
+        return Memory(address, length, None if array[2] is None else operator.index(array[2]), array)
     if hasattr(array, "data_ptr") and hasattr(array, "element_size"):
         return _of_torch(array)
     interface = getattr(array, "__array_interface__", None)
@@ -67,6 +72,8 @@ def _of_torch(tensor: Any) -> Memory:
 
 
 def _of_interface(interface: dict[str, Any], device: int | None, owner: object) -> Memory:
+    if not isinstance(interface.get("data"), tuple):
+        raise TypeError(f"{type(owner).__name__} does not say where its memory is")
     base, read_only = interface["data"]
     if read_only:
         raise ValueError("the array is read-only: memory is registered for reading and writing")
@@ -115,7 +122,11 @@ class _DLTensor(ctypes.Structure):
 def _of_dlpack(array: Any) -> Memory:
     device_type, _ = array.__dlpack_device__()
     # -1: without waiting for work on any stream. When the bytes are there is for whoever sends them to know.
-    capsule = array.__dlpack__(stream=-1) if device_type in (KDL_CUDA, KDL_CUDA_MANAGED) else array.__dlpack__()
+    try:
+        capsule = array.__dlpack__(stream=-1) if device_type in (KDL_CUDA, KDL_CUDA_MANAGED) else array.__dlpack__()
+    except BufferError as error:
+        # Read-only memory, as a rule: DLPack as old as everybody speaks it has no word for it.
+        raise ValueError(f"the memory of the {type(array).__name__} cannot be had: {error}") from error
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     # A capsule that nobody takes over frees the tensor's handle when it goes itself.

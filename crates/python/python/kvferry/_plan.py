@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from . import _kvferry
+from ._maps import token_bounds
 from ._table import PageTable
 
 
@@ -82,7 +83,7 @@ class Plan:
         - ``tokens``: of how many tokens, or of which (half-open): those before the first are at the destination already.
         - ``request_tokens``: where the request ends, if that is later.
         """
-        start, end = (0, tokens) if isinstance(tokens, int) else tokens
+        start, end = token_bounds(tokens)
         return Explanation(self._native.explain((start, end), end if request_tokens is None else request_tokens))
 
     def _repr_svg_(self) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from . import _kvferry
 from ._errors import RequestError
-from ._maps import BlockMaps, native_maps
+from ._maps import BlockMaps, native_maps, token_bounds
 from ._wake import until
 
 R = TypeVar("R", "Sent", "Received")
@@ -187,7 +187,7 @@ class Send(Transfer[Sent]):
         Raises :class:`kvferry.PushError`; the send goes on without the part.
         """
         maps = None if block_maps is None else native_maps(block_maps)
-        self._native.push(tokens, layers, maps, note, None if ready is None else ready._native)
+        self._native.push(token_bounds(tokens), layers, maps, note, None if ready is None else ready._native)
 
     def _report(self, peer: tuple[Any, ...]) -> Sent:
         return _named(Sent(*peer))
