@@ -93,7 +93,12 @@ def test_a_decode_worker_pulls_blocks_and_says_so(caplog: pytest.LogCaptureFixtu
         return done
 
     finished: set[str] = set()
-    until(lambda: finished.update(pop_done()) or finished == set(wanted))
+
+    def ended() -> bool:
+        finished.update(pop_done())
+        return finished == set(wanted)
+
+    until(ended)
     for request, (theirs, mine) in wanted.items():
         for number in range(LAYERS):
             assert np.array_equal(received[number][mine], sent[number][theirs]), request
@@ -107,8 +112,8 @@ def test_a_decode_worker_pulls_blocks_and_says_so(caplog: pytest.LogCaptureFixtu
 
     until(hear)
     # The engine goes: lists first, then its agent, which may have been removed before.
-    for known, handle in names.items():
-        decode.release_dlist_handle(handle)
+    for known, blocks in names.items():
+        decode.release_dlist_handle(blocks)
         decode.remove_remote_agent(known)
         decode.remove_remote_agent(known)
     decode.release_dlist_handle(source_handle)
@@ -293,7 +298,12 @@ def test_an_agent_behind_a_wrapper_of_its_own() -> None:
         until(lambda: ends[0].check_xfer_state(handle) == "DONE")
         assert (memory[0][:512] == 5).all()
         found: dict[str, list[bytes]] = {}
-        until(lambda: found.update(ends[1].get_new_notifs()) or found == heard)
+
+        def hear() -> bool:
+            found.update(ends[1].get_new_notifs())
+            return found == heard
+
+        until(hear)
     for index in range(2):
         ends[index].deregister_memory(reg(index))
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ def agents() -> Iterator[tuple[nixl_agent, nixl_agent, Any, Any]]:
     for agent, array in zip((here, there), arrays):
         agent.register_memory([(array.ctypes.data, array.nbytes, 0, "")], "DRAM")
     here.add_remote_agent(there.get_agent_metadata())
-    yield here, there, *arrays
+    yield here, there, arrays[0], arrays[1]
     here.close()
     there.close()
 
@@ -163,10 +163,13 @@ def test_times_and_options_that_are_none(agents: Any) -> None:
     for name in ("patience", "transfer_deadline", "linger"):
         for seconds in (-1.0, float("nan"), float("inf"), 1e300):
             with pytest.raises((ValueError, OverflowError, bindings.nixlBackendError)):
-                nixl_agent("times", nixl_agent_config(**{name: seconds})).get_agent_metadata()
-    for wrong in ({"route": "sideways"}, {"cuda_device": -1}, {"transports": "nosuch"}, {"listen_port": 1 << 17, "enable_listen_thread": True}):
+                nixl_agent("times", nixl_agent_config(**{name: seconds})).get_agent_metadata()  # type: ignore[arg-type]
+    options: list[dict[str, Any]] = [
+        {"route": "sideways"}, {"cuda_device": -1}, {"transports": "nosuch"}, {"listen_port": 1 << 17, "enable_listen_thread": True},
+    ]  # fmt: skip
+    for wrong in options:
         with pytest.raises((ValueError, OverflowError, kvferry.KvferryError)):
-            nixl_agent("options", nixl_agent_config(**wrong)).get_agent_metadata()  # type: ignore[arg-type]
+            nixl_agent("options", nixl_agent_config(**wrong)).get_agent_metadata()
     here, _, array, other = agents
     handle = here.initialize_xfer(
         "READ", here.get_xfer_descs([(array.ctypes.data, 64, 0)], "DRAM"), here.get_xfer_descs([(other.ctypes.data, 64, 0)], "DRAM"), "there"
@@ -185,7 +188,7 @@ def test_everything_after_close_says_so(agents: Any) -> None:
     local = here.prep_xfer_dlist("", descs[0])
     here.close()
     here.close()
-    uses = [
+    uses: list[Callable[[], Any]] = [
         lambda: here.register_memory([(array.ctypes.data, 64, 0, "")], "DRAM"),
         lambda: here.prep_xfer_dlist("", descs[0]),
         lambda: here.make_prepped_xfer("WRITE", local, [0], local, [0]),

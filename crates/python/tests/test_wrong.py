@@ -116,9 +116,10 @@ def test_tables_cards_and_plans_of_what_is_none() -> None:
     ):  # fmt: skip
         with pytest.raises(REFUSED):
             kvferry.PageTable.from_config(CONFIG, "tp1", 0, **{**good, **wrong})
-    for config in ({}, [], None, {"model_type": 5}, {**CONFIG, "num_hidden_layers": 1 << 40}, {**CONFIG, "head_dim": -1}, {"a": object()}):
+    configs: tuple[Any, ...] = ({}, [], None, {"model_type": 5}, {**CONFIG, "num_hidden_layers": 1 << 40}, {**CONFIG, "head_dim": -1}, {"a": object()})
+    for config in configs:
         with pytest.raises(REFUSED):
-            kvferry.PageTable.from_config(config, "tp1", 0, **good)  # type: ignore[arg-type]
+            kvferry.PageTable.from_config(config, "tp1", 0, **good)
     for cut, rank in (("tp0", 0), ("tp1", 1), ("tp1", -1), ("tp99999999999", 0), ("pp5", 0), ("", 0), (None, 0)):
         with pytest.raises(REFUSED):
             kvferry.PageTable.from_config(CONFIG, cut, rank, **good)  # type: ignore[arg-type]
