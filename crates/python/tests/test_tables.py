@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import xml.etree.ElementTree
 from pathlib import Path
 
@@ -29,6 +31,7 @@ def test_a_table_of_a_config_is_the_table_of_its_own_pools_and_rows() -> None:
     assert written == built and hash(written) == hash(built)
     assert PageTable.from_bytes(built.to_bytes()) == built
     assert table(tokens_per_block=32) != built
+    assert pickle.loads(pickle.dumps(built)) == copy.deepcopy(built) == built
 
 
 def test_a_table_of_ones_own() -> None:

@@ -215,6 +215,7 @@ def test_engines_that_cannot_work_together() -> None:
         kvferry.InstanceCard.from_bytes(b"junk")
     cards = [kvferry.InstanceCard([engine.card]) for engine in (first, second)]
     assert kvferry.InstanceCard.from_bytes(cards[0].to_bytes()) == cards[0] != cards[1]
+    assert pickle.loads(pickle.dumps(cards[0])) == cards[0]
     with pytest.raises(kvferry.ConnectError) as refused:
         first.connect(*cards)
     assert refused.value.kind == "Verify" and refused.value.theirs is True and refused.value.peer == ("destination", 0)

@@ -113,6 +113,9 @@ class InstanceCard:
         """The card as bytes, for the ranks of both instances."""
         return self._native.to_bytes()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return InstanceCard.from_bytes, (self.to_bytes(),)
+
     @property
     def ranks(self) -> list[int]:
         """The ranks, ascending."""

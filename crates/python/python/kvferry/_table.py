@@ -170,6 +170,9 @@ class PageTable:
         """A compact form for other processes. The same table always gives the same bytes."""
         return self._native.to_bytes()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PageTable.from_bytes, (self.to_bytes(),)
+
     def to_dict(self) -> dict[str, Any]:
         """The table as the library writes it as JSON."""
         table: dict[str, Any] = json.loads(self._native.to_json())
