@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use kvferry_wire::chain;
+use kvferry_wire::{OpenError, chain};
 
 /// How a call has ended. Others may be added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +51,8 @@ pub enum Status {
     KvfPanic = 17,
     /// Two instances cannot serve each other, or there are no such tokens.
     KvfMatch = 18,
-    /// The handle was made in the process that this one was forked off.
+    /// The handle was made in the process that this one was forked off, or an engine or agent was at work there then: fork before
+    /// there is one.
     KvfForked = 19,
 }
 
@@ -104,7 +105,6 @@ macro_rules! failures {
     };
 }
 failures! {
-    kvferry::StartError => KvfStart,
     kvferry::OptionsError => KvfArgument,
     kvferry::PublishError => KvfPublish,
     kvferry::InstanceCardError => KvfCard,
@@ -119,13 +119,26 @@ failures! {
     kvferry_layout::DecodeError => KvfTable,
     kvferry_layout::NameError => KvfArgument,
     kvferry_wire::RegionError => KvfRegion,
-    kvferry_agent::StartError => KvfStart,
     kvferry_agent::MemoryError => KvfRegion,
     kvferry_agent::RemoteError => KvfRemote,
     kvferry_agent::MakeError => KvfPrepare,
     kvferry_agent::PostError => KvfPost,
     kvferry_agent::ExchangeError => KvfExchange,
     serde_json::Error => KvfArgument,
+}
+
+impl From<kvferry::StartError> for Failure {
+    fn from(error: kvferry::StartError) -> Self {
+        let forked = matches!(error, kvferry::StartError::Open(OpenError::Forked));
+        Self::of(if forked { Status::KvfForked } else { Status::KvfStart }, &error)
+    }
+}
+
+impl From<kvferry_agent::StartError> for Failure {
+    fn from(error: kvferry_agent::StartError) -> Self {
+        let forked = matches!(error, kvferry_agent::StartError::Open(OpenError::Forked));
+        Self::of(if forked { Status::KvfForked } else { Status::KvfStart }, &error)
+    }
 }
 
 impl From<kvferry::NotQuiet> for Failure {

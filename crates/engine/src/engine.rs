@@ -148,6 +148,12 @@ impl Engine {
         self.shared.lock().core.resent()
     }
 
+    /// Ends every request, and every call that waits, as dropping the engine does: for somebody who shares it with threads that may
+    /// be in one. What is called afterwards says that the engine has stopped. Does not wait.
+    pub fn stop(&self) {
+        let _ = self.shared.chores.send(Chore::Stop); // gone: ended already
+    }
+
     fn id_of(&self, link: Link) -> Result<LinkId, PostError> {
         if link.engine == self.shared.epoch { Ok(link.id) } else { Err(PostError::NoLink) }
     }
@@ -155,7 +161,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        let _ = self.shared.chores.send(Chore::Stop); // gone: ended already
+        self.stop();
         if self.control.take().is_some_and(|control| control.join().is_err()) {
             tracing::error!("the control thread panicked");
         }

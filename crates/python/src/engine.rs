@@ -15,10 +15,10 @@ use pyo3::types::PyBytes;
 use crate::card::InstanceCard;
 use crate::failure::Failure;
 use crate::maps::{RawMap, block_maps};
-use crate::own::Own;
+use crate::own::{Own, release};
 use crate::region::Region;
 use crate::table::Table;
-use crate::transfer::Transfer;
+use crate::transfer::{Transfer, interruptible};
 
 /// One rank's engine.
 #[pyclass(frozen)]
@@ -154,9 +154,16 @@ impl Engine {
         Ok(self.get()?.card().map(|card| PyBytes::new(py, &card)))
     }
 
+    /// Done by a thread of its own, so that an interrupt ends the wait: what comes of it then is undone.
     fn connect(&self, py: Python<'_>, sources: &InstanceCard, destinations: &InstanceCard) -> Result<Link, Failure> {
-        let (sources, destinations) = (&sources.card, &destinations.card);
-        Ok(Link { link: self.with(py, move |engine| engine.connect(sources, destinations))? })
+        let (sources, destinations) = (sources.card.clone(), destinations.card.clone());
+        let (engine, undo) = (self.get()?, self.get()?);
+        let connect = move || engine.connect(&sources, &destinations);
+        let disconnect = move |connected: Result<kvferry::Link, _>| {
+            // Nobody knows the link, so nothing of it is under way.
+            let _ = connected.map(|link| undo.disconnect(link));
+        };
+        Ok(Link { link: interruptible(py, connect, disconnect)?? })
     }
 
     fn disconnect(&self, py: Python<'_>, link: Link) -> Result<(), Failure> {
@@ -201,7 +208,12 @@ impl Engine {
     /// Ends what is under way and says goodbye to the peers.
     fn close(&self, py: Python<'_>) -> Result<(), Failure> {
         let engine = self.engine.get()?.lock().take();
-        py.detach(|| drop(engine));
+        py.detach(|| {
+            if let Some(engine) = engine {
+                engine.stop(); // whoever is in a call returns
+                release(engine);
+            }
+        });
         Ok(())
     }
 }

@@ -62,8 +62,8 @@ pub(crate) enum Value {
 impl Failure {
     /// The object belongs to the process that this one was forked off.
     pub(crate) fn forked() -> Self {
-        let message = "made before fork, and of no use after it: a forked process has none of the engine's threads. Make the \
-                       engine after the fork, or start processes by multiprocessing's \"spawn\"";
+        let message = "made before fork, and of no use after it: a forked process has none of the engine's threads. Fork before \
+                       there is an engine, or start processes by multiprocessing's \"spawn\"";
         Self::new("ForkedError", "Forked", message)
     }
 

@@ -39,7 +39,8 @@ impl Describe for StartError {
 
 impl Describe for OpenError {
     fn describe(&self) -> Described {
-        let described = Described::of("StartError", self);
+        let forked = matches!(self, Self::Forked);
+        let described = Described::of(if forked { "ForkedError" } else { "StartError" }, self);
         match self {
             Self::Setting { key, value, source } => described.with(fields!(key, value, source)),
             Self::Transports { list, source } => described.with(fields!(list, source)),

@@ -2,9 +2,17 @@
 
 use std::mem::ManuallyDrop;
 use std::process;
+use std::sync::Arc;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::failure::Failure;
+
+/// How long closing something waits for calls of it that other threads are in.
+const RELEASE_WAIT: Duration = Duration::from_secs(5);
+
+/// How often it looks.
+const RELEASE_LOOK: Duration = Duration::from_millis(1);
 
 /// The process that made something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,5 +77,19 @@ impl<T: Send + 'static> Drop for Own<T> {
             // Without a thread the closure that comes back releases it, here.
             let _ = thread::Builder::new().name("kvferry-release".to_owned()).spawn(move || drop(value));
         }
+    }
+}
+
+/// Releases a value here, rather than wherever another thread ends a call of it, which may hold the interpreter. If such a call takes
+/// long it is that thread which does.
+pub(crate) fn release<T>(mut shared: Arc<T>) {
+    let began = Instant::now();
+    loop {
+        match Arc::try_unwrap(shared) {
+            Ok(value) => return drop(value),
+            Err(_) if began.elapsed() > RELEASE_WAIT => return,
+            Err(still) => shared = still,
+        }
+        thread::sleep(RELEASE_LOOK);
     }
 }

@@ -3,7 +3,9 @@
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError, SendError};
 use std::task::{Context, Poll};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use kvferry::{NotQuiet, Outcome, PartSpec, Ready, Received, RequestError, RequestKey, Sent, Times};
@@ -240,4 +242,27 @@ pub(crate) fn within<T: Send>(
 fn limit(seconds: f64) -> Result<Duration, Failure> {
     let limit = Duration::try_from_secs_f64(seconds);
     limit.map_err(|_| PyValueError::new_err(format!("{seconds} s is no time to wait")).into())
+}
+
+/// Does something that waits, on a thread of its own, and looks at the interpreter's signals meanwhile. `undo` is for what has come
+/// of it after an interrupt.
+pub(crate) fn interruptible<T: std::marker::Send + 'static>(
+    py: Python<'_>,
+    call: impl FnOnce() -> T + std::marker::Send + 'static,
+    undo: impl FnOnce(T) + std::marker::Send + 'static,
+) -> Result<T, Failure> {
+    let (answer, answered) = mpsc::sync_channel(0); // handed over, or not: never left behind
+    let run = move || {
+        if let Err(SendError(outcome)) = answer.send(call()) {
+            undo(outcome);
+        }
+    };
+    thread::Builder::new().name("kvferry-call".to_owned()).spawn(run).map_err(PyErr::from)?;
+    let answered = Mutex::new(answered);
+    let answer = within(py, Duration::MAX, |slice| match answered.lock().recv_timeout(slice) {
+        Ok(outcome) => Some(Ok(outcome)),
+        Err(RecvTimeoutError::Timeout) => None,
+        Err(RecvTimeoutError::Disconnected) => Some(Err(())),
+    })?;
+    answer.and_then(Result::ok).ok_or_else(|| PyRuntimeError::new_err("the call has panicked").into())
 }

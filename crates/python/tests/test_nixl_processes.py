@@ -48,9 +48,9 @@ class Pair:
         self.memory = np.zeros(PIECE * PIECES, np.uint8)
         self.base = self.memory.ctypes.data
         self.agent.register_memory([(self.base, self.memory.nbytes, 0, "")], "DRAM")
-        metadata, there = self.connection.recv()
-        self.agent.add_remote_agent(metadata)
-        self.local, self.remote = self.listed("", self.base), self.listed("target", there)
+        self.metadata, self.there = self.connection.recv()
+        self.agent.add_remote_agent(self.metadata)
+        self.local, self.remote = self.listed("", self.base), self.listed("target", self.there)
         self.order = np.random.default_rng(1).permutation(PIECES).astype(np.int32)
 
     def listed(self, name: str, base: int) -> Any:
@@ -121,8 +121,7 @@ def test_released_memory_is_quiet(pair: Pair) -> None:
 
 @pytest.mark.parametrize("operation", ["WRITE", "READ"])
 def test_a_killed_peer_is_an_error_and_what_was_posted_to_it_is_released(pair: Pair, operation: str) -> None:
-    # So many that some are under way when the signal comes.
-    handles = [pair.make(operation) for _ in range(100)]
+    handles = [pair.make(operation) for _ in range(20)]
     for handle in handles:
         pair.agent.transfer(handle)
     pair.process.kill()
@@ -159,3 +158,29 @@ def test_an_interrupt_ends_a_wait_and_a_release() -> None:
         pair.process.kill()
         pair.agent.close()
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("operation", ["WRITE", "READ"])
+def test_a_peer_that_is_removed_amid_transfers_and_added_again(pair: Pair, operation: str) -> None:
+    """As connectors recover: what was posted ends and is released, the same metadata is added again, lists are made anew."""
+    gone = (bindings.nixlRemoteDisconnectError, bindings.nixlCancelledError)
+    for turn in range(5):
+        handles = [pair.make(operation) for _ in range(4)]
+        for handle in handles:
+            pair.agent.transfer(handle)
+        assert pair.agent.check_remote_metadata("target")
+        pair.agent.remove_remote_agent("target")
+        assert not pair.agent.check_remote_metadata("target")
+        end = time.monotonic() + PATIENCE
+        for handle in handles:
+            try:
+                while pair.agent.check_xfer_state(handle) == "PROC":
+                    assert time.monotonic() < end
+            except gone:
+                pass
+            pair.agent.release_xfer_handle(handle)
+        pair.agent.add_remote_agent(pair.metadata)
+        pair.remote = pair.listed("target", pair.there)
+        pair.memory[:] = turn + 1
+        pair.ask(0)
+        assert ended(pair.agent, pair.make("WRITE")) == "DONE" and pair.ask("sum") == (turn + 1) * PIECE * PIECES

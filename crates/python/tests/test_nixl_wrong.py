@@ -246,7 +246,7 @@ def test_many_threads_may_use_one_agent_and_one_handle(agents: Any) -> None:
     assert not unexpected and (other[: 64 * 64] == 1).all() and (other[64 * 64 :] == 0).all()
 
 
-def test_a_forked_process_is_told_and_may_have_an_agent_of_its_own(agents: Any) -> None:
+def test_a_forked_process_is_told(agents: Any) -> None:
     here, there, array, other = agents
     descs = [here.get_xfer_descs([(side.ctypes.data, 64, 0)], "DRAM") for side in (array, other)]
     handle = here.initialize_xfer("WRITE", *descs, "there", b"x")
@@ -272,9 +272,13 @@ def test_a_forked_process_is_told_and_may_have_an_agent_of_its_own(agents: Any) 
                     told += 1
             del here, there, handle, lists
             gc.collect()
-            assert len(unstarted.get_agent_metadata()) > 0
-            unstarted.close()
-            status = 0 if told == 7 else 2
+            # UCX was at work, and may hold its locks here for ever.
+            for start in (unstarted.get_agent_metadata, kvferry.Engine):
+                try:
+                    start()
+                except kvferry.ForkedError as error:
+                    told += error.kind == "Forked"
+            status = 0 if told == 9 else 2
         finally:
             os._exit(status)
     _, status = os.waitpid(child, 0)

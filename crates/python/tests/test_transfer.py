@@ -300,6 +300,41 @@ def interrupt_waits(connected: Pair) -> None:
     receive.cancel()
 
 
+def test_connecting_ends_with_an_interrupt_and_with_the_engine() -> None:
+    """To a rank that is there and does not make the call."""
+    first, _ = started("prefill", 16)
+    second, regions = started("decode", 32)
+    cards = [kvferry.InstanceCard([engine.card]) for engine in (first, second)]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        began = time.monotonic()
+        threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
+        with pytest.raises(KeyboardInterrupt):
+            first.connect(*cards)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    ended: list[str] = []
+
+    def connect() -> None:
+        try:
+            second.connect(*cards)
+        except kvferry.KvferryError as error:
+            ended.append(error.kind)
+
+    third, _ = started("prefill", 16)
+    cards[0] = kvferry.InstanceCard([third.card])
+    waiting = threading.Thread(target=connect)
+    waiting.start()
+    time.sleep(0.3)
+    second.close()
+    waiting.join()
+    assert time.monotonic() - began < PATIENCE and ended in (["Stopped"], ["Closed"])
+    # The call that was interrupted ends with its engine too.
+    first.close()
+    third.close()
+    assert time.monotonic() - began < PATIENCE
+
+
 def test_a_forked_process_is_told(connected: Pair) -> None:
     source, destination = connected
     receive, send = post(source, destination)
@@ -342,6 +377,11 @@ source, destination = pair()
 receive = destination.engine.receive(destination.link, 1, [[3, 0]], 64)
 threading.Thread(target=receive.wait, args=(60,), daemon=True).start()
 kept = [source, destination, receive]
+import kvferry
+from pairs import started
+alone = [started("prefill", 16)[0], started("decode", 32)[0]]
+cards = [kvferry.InstanceCard([engine.card]) for engine in alone]
+threading.Thread(target=alone[0].connect, args=cards, daemon=True).start()
 print("ends")
 """
     command = [sys.executable, "-c", script, os.path.dirname(__file__)]

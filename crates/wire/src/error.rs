@@ -55,6 +55,10 @@ pub enum OpenError {
         /// Its number.
         cpu: usize,
     },
+    /// This process was forked off one in which workers ran, and UCX may be in the middle of something for ever. Start processes by
+    /// executing them (Python: by multiprocessing's "spawn"), or fork before there is a worker.
+    #[error("this process was forked off one in which UCX was at work")]
+    Forked,
     /// The operating system refused a thread or a file descriptor.
     #[error("cannot start the progress thread")]
     System(#[from] std::io::Error),

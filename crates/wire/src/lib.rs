@@ -23,6 +23,7 @@ mod direct;
 mod endpoint;
 mod error;
 mod event;
+mod forked;
 mod frame;
 mod frames;
 mod helm;

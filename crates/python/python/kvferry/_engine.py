@@ -301,8 +301,8 @@ class Engine:
 
     def connect(self, sources: InstanceCard, destinations: InstanceCard) -> Link:
         """Connects two instances, of one of which this engine is a rank. Every rank of both makes this call with the same cards,
-        at the same time: it waits for the others, up to the engine's patience. In an event loop:
-        ``await asyncio.to_thread(engine.connect, sources, destinations)``.
+        at the same time: it waits for the others, up to the engine's patience, until it is interrupted or the engine is closed. In
+        an event loop: ``await asyncio.to_thread(engine.connect, sources, destinations)``.
 
         Raises :class:`kvferry.ConnectError`; nothing is left behind.
         """

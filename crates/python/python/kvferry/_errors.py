@@ -61,7 +61,8 @@ class KvferryError(Exception):
 
 
 class ForkedError(KvferryError):
-    """The object was made before this process was forked off. Make another here, or spawn processes instead."""
+    """The object was made before this process was forked off; or it would be made now, but UCX was at work when that happened, and may
+    be in the middle of something here for ever. Fork before there is an engine, or spawn processes instead."""
 
 
 class ClosedError(KvferryError):

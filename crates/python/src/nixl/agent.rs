@@ -15,7 +15,7 @@ use pyo3::types::{PyBytes, PyDict, PyList};
 
 use crate::failure::Failure;
 use crate::nixl::transfer::{NixlList, NixlTransfer, indices};
-use crate::own::Own;
+use crate::own::{Own, release};
 
 /// Address, length and device of one descriptor, 64 bits each.
 const DESCRIPTOR_BYTES: usize = 24;
@@ -97,7 +97,7 @@ impl NixlAgent {
     /// Stops the threads. Everything else says from then on that the agent has been closed.
     fn close(&self, py: Python<'_>) -> Result<(), Failure> {
         let agent = self.agent.get()?.lock().take();
-        py.detach(move || drop(agent));
+        py.detach(|| agent.map(release));
         Ok(())
     }
 

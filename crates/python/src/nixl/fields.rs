@@ -1,6 +1,6 @@
 //! Which of NIXL's exceptions an error is.
 
-use kvferry_agent::wire::{ListError, PutError};
+use kvferry_agent::wire::{ListError, OpenError, PutError};
 use kvferry_agent::{ExchangeError, Failure, MakeError, MemoryError, PostError, ReleaseError, RemoteError, StartError};
 
 use crate::failure::{Describe, Described};
@@ -32,7 +32,11 @@ impl crate::failure::Failure {
 
 impl Describe for StartError {
     fn describe(&self) -> Described {
-        Described::of(if matches!(self, Self::Name { .. }) { INVALID } else { BACKEND }, self)
+        match self {
+            Self::Open(error @ OpenError::Forked) => error.describe(),
+            Self::Name { .. } => Described::of(INVALID, self),
+            _ => Described::of(BACKEND, self),
+        }
     }
 }
 
