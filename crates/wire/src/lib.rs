@@ -43,7 +43,9 @@ mod runs;
 mod service;
 mod share;
 mod side;
+mod sleepers;
 mod stage;
+mod sync;
 mod transfer;
 mod worker;
 
