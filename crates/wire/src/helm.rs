@@ -7,7 +7,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,7 @@ use crate::error::OpenError;
 use crate::listener::Listener;
 use crate::permits::Permits;
 use crate::progress::{Command, Progress};
+use crate::sleepers::{Did, Sleepers, ToWake};
 
 /// How long an idle thread sleeps at most. Nothing depends on its waking; it bounds what a lost wake-up could cost.
 const SLEEP_MAX: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
@@ -29,34 +30,22 @@ const SLEEP_MAX: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// comes: a look costs it some microseconds.
 const LEASE: Duration = Duration::from_micros(100);
 
-/// The lease of a caller that sleeps: until it says otherwise.
-const ASLEEP_LEASE: u64 = u64::MAX;
-
 /// Within this a caller is back that does nothing else. One that looks in now and then makes a turn, and no more of it.
 const BACK_AGAIN: Duration = Duration::from_micros(20);
 
 /// Turns that carry out a command in the thread's place, at most: the rest is left to the thread.
 const TURNS_MAX: usize = 8;
 
-/// What the thread does, as far as it has to be woken: see [`Helm::thread`].
-const AWAKE: u8 = 0;
-const RESTING: u8 = 1;
-const ASLEEP: u8 = 2;
-
 /// What a worker's handle and its thread share.
 pub(crate) struct Helm {
     /// `None` before the thread has begun and after it has ended.
     state: Mutex<Option<Progress>>,
     commands: Channel<Command>,
+    sleepers: Sleepers,
+    /// What the thread is woken with, and a caller that sleeps in its place.
     wake: OwnedFd,
-    /// Awake it looks for commands before it does anything else; resting, when the lease is over; asleep, when it is woken.
-    thread: AtomicU8,
-    /// A caller sleeps in the thread's place, and what it is woken with.
-    caller_asleep: AtomicBool,
     caller_wake: Arc<OwnedFd>,
-    /// In nanoseconds since `born`, as the next.
-    leased_until: AtomicU64,
-    /// When a caller last made a turn.
+    /// When a caller last made a turn, in nanoseconds since `born`.
     turned: AtomicU64,
     born: Instant,
     /// Whether callers may take the thread's place: not if it has a processor of its own.
@@ -99,11 +88,9 @@ impl Helm {
         Ok(Self {
             state: Mutex::new(None),
             commands,
+            sleepers: Sleepers::new(),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-            thread: AtomicU8::new(AWAKE),
-            caller_asleep: AtomicBool::new(false),
             caller_wake: Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
-            leased_until: AtomicU64::new(0),
             turned: AtomicU64::new(0),
             born: Instant::now(),
             open: context.options().cpus.is_empty(),
@@ -150,7 +137,7 @@ impl Helm {
             }
             let mut turning = Turning(self.state.lock());
             let Some(progress) = turning.0.as_mut().filter(|progress| progress.is_running()) else { return };
-            if !self.caller_asleep.load(Ordering::Relaxed) {
+            if !self.sleepers.caller_is_asleep() {
                 progress.disarm();
             }
             let busy = progress.turn();
@@ -171,11 +158,7 @@ impl Helm {
     /// Sleeps until UCX, a command or the end of a peer wakes it.
     fn sleep(&self, turning: Turning<'_>) {
         let Some(wakers) = turning.0.as_ref().map(Progress::wakers) else { return };
-        self.thread.store(ASLEEP, Ordering::Relaxed);
-        drop(turning);
-        // Pairs with those of `nudge` and `turns`: either the command is seen here, or there the sleeper and the lock that is free.
-        fence(Ordering::SeqCst);
-        if self.commands.is_empty() {
+        if self.sleepers.thread_sleeps(|| drop(turning), || self.is_commanded()) {
             let fds = wakers.iter().map(AsFd::as_fd).chain([self.wake.as_fd()]);
             let mut fds: Vec<PollFd<'_>> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
             let _ = poll(&mut fds, Some(&SLEEP_MAX)); // interrupted is as good as woken
@@ -188,11 +171,7 @@ impl Helm {
         if self.lease().is_none() {
             return false;
         }
-        self.thread.store(RESTING, Ordering::Relaxed);
-        fence(Ordering::SeqCst); // pairs with those of `take_over`, `leave` and `nudge`
-        if !self.commands.is_empty() {
-            self.interrupt(); // whoever gave it has found this thread awake
-        }
+        self.rouse(self.sleepers.thread_rests(|| self.is_commanded()));
         if let Some(lease) = self.lease() {
             let mut fds = [PollFd::new(&self.wake, PollFlags::IN)];
             let until = Timespec::try_from(lease).ok().filter(|lease| lease.tv_sec < SLEEP_MAX.tv_sec);
@@ -203,7 +182,7 @@ impl Helm {
     }
 
     fn wake_up(&self) {
-        self.thread.store(AWAKE, Ordering::Relaxed);
+        self.sleepers.thread_wakes();
         let mut counter = [0; 8];
         let _ = rustix::io::read(&self.wake, &mut counter); // empty is fine
     }
@@ -214,8 +193,11 @@ impl Helm {
     }
 
     fn lease(&self) -> Option<Duration> {
-        let until = self.leased_until.load(Ordering::Relaxed); // late is no harm; `take_over` has its own fence
-        until.checked_sub(self.now()).filter(|left| *left > 0).map(Duration::from_nanos)
+        self.sleepers.lease(self.now()).map(Duration::from_nanos)
+    }
+
+    fn is_commanded(&self) -> bool {
+        !self.commands.is_empty()
     }
 
     /// A turn on the thread of a caller. One that is back at once has the thread rest.
@@ -225,17 +207,9 @@ impl Helm {
         let now = self.now();
         let before = self.turned.swap(now, Ordering::Relaxed); // a guess at what the caller will do, as the lease is
         if u128::from(called.saturating_sub(before)) < BACK_AGAIN.as_nanos() {
-            self.lend(now);
+            self.sleepers.lend(back_by(now));
         }
         Some(turned)
-    }
-
-    fn lend(&self, now: u64) {
-        if self.caller_asleep.load(Ordering::Relaxed) {
-            return; // it has more
-        }
-        let lease = u64::try_from(LEASE.as_nanos()).expect("a small constant");
-        self.leased_until.store(now.saturating_add(lease), Ordering::Relaxed);
     }
 
     /// A caller is about to sleep in the thread's place, on what is returned. To be followed by [`get_up`](Self::get_up); what
@@ -243,7 +217,7 @@ impl Helm {
     pub(crate) fn lie_down(&self) -> Result<Vec<Arc<OwnedFd>>, Restless> {
         let mut turning = Turning(self.state.try_lock().ok_or(Restless::Busy)?);
         let progress = turning.0.as_mut().filter(|_| self.open).ok_or(Restless::Taken)?;
-        if self.caller_asleep.load(Ordering::Relaxed) {
+        if self.sleepers.caller_is_asleep() {
             return Err(Restless::Taken);
         }
         if !progress.is_running() || !progress.is_idle() || !progress.arm() {
@@ -251,56 +225,30 @@ impl Helm {
         }
         let mut wakers = progress.wakers();
         wakers.push(self.caller_wake.clone());
-        self.leased_until.store(ASLEEP_LEASE, Ordering::Relaxed);
-        self.caller_asleep.store(true, Ordering::Relaxed);
-        drop(turning);
-        fence(Ordering::SeqCst); // pairs with those of `nudge`, `turns` and `interrupt`, as that of `sleep` does
-        if !self.commands.is_empty() {
-            self.rouse_caller();
-        }
+        self.rouse(self.sleepers.caller_sleeps(|| drop(turning), || self.is_commanded()));
         Ok(wakers)
     }
 
     /// The caller that lay down is awake again.
     pub(crate) fn get_up(&self) {
-        self.caller_asleep.store(false, Ordering::Relaxed);
-        self.lend(self.now());
+        self.sleepers.caller_wakes(back_by(self.now()));
         let mut counter = [0; 8];
         let _ = rustix::io::read(&self.caller_wake, &mut counter); // empty is fine
     }
 
     /// Something has happened elsewhere that a caller who sleeps here may wait for.
     pub(crate) fn interrupt(&self) {
-        fence(Ordering::SeqCst); // pairs with that of `lie_down`
-        if self.caller_asleep.load(Ordering::Relaxed) {
-            self.rouse_caller();
-        }
+        self.rouse(self.sleepers.interrupt());
     }
 
     /// Something has been commanded that is the thread's own to do.
     pub(crate) fn take_over(&self) {
-        self.leased_until.store(0, Ordering::Relaxed);
-        fence(Ordering::SeqCst); // pairs with those of `rest` and `sleep`
-        if self.caller_asleep.load(Ordering::Relaxed) {
-            self.rouse_caller();
-        }
-        if self.thread.load(Ordering::Relaxed) != AWAKE {
-            self.rouse();
-        }
+        self.rouse(self.sleepers.take_over());
     }
 
     /// A caller that has made turns, and may have slept between them, makes no more. What is `left` to do is the thread's now.
     pub(crate) fn leave(&self, left: bool, slept: bool) {
-        if self.caller_asleep.load(Ordering::Relaxed) {
-            return; // another is there
-        }
-        if left {
-            self.leased_until.store(0, Ordering::Relaxed);
-        }
-        fence(Ordering::SeqCst); // pairs with that of `rest`
-        if (left || slept) && self.thread.load(Ordering::Relaxed) == RESTING {
-            self.rouse(); // asleep it has been woken for what there is
-        }
+        self.rouse(self.sleepers.leave(left, slept));
     }
 
     /// What a caller has left behind, if there is still something after a few turns.
@@ -310,9 +258,8 @@ impl Helm {
 
     /// Something small has been commanded: carries it out here, unless the thread is about to. Waking it takes longer.
     pub(crate) fn nudge(&self) {
-        fence(Ordering::SeqCst); // pairs with that of `sleep`
-        if self.thread.load(Ordering::Relaxed) != AWAKE && self.turns(TURNS_MAX).is_none() && !self.open {
-            self.rouse();
+        if self.sleepers.commanded() && self.turns(TURNS_MAX).is_none() && !self.open {
+            self.rouse(ToWake { thread: true, caller: false });
         }
     }
 
@@ -321,8 +268,7 @@ impl Helm {
     fn turns(&self, most: usize) -> Option<Turned> {
         let mut turning = Turning(self.open.then(|| self.state.try_lock()).flatten()?);
         let progress = turning.0.as_mut()?;
-        // Who lies down sets these with the lock held, as it is here; a thread that has just woken is taken to sleep.
-        if self.thread.load(Ordering::Relaxed) != ASLEEP && !self.caller_asleep.load(Ordering::Relaxed) {
+        if self.sleepers.nobody_sleeps() {
             progress.disarm();
         }
         let connected = progress.connected();
@@ -332,36 +278,34 @@ impl Helm {
                 break;
             }
             busy = true;
-            if progress.is_idle() && self.commands.is_empty() {
+            if progress.is_idle() && !self.is_commanded() {
                 break; // another turn would look in vain
             }
         }
         // Who sleeps is to look after processes that it did not know of when it lay down.
         let in_flight = !progress.is_idle() || !progress.is_running() || progress.connected() != connected;
-        let rung = progress.take_rung();
-        drop(turning);
-        fence(Ordering::SeqCst); // pairs with that of `nudge`, which has found this locked, and that of `sleep`
-        let more = in_flight || !self.commands.is_empty();
-        let caller_roused = (busy || more) && self.caller_asleep.load(Ordering::Relaxed);
-        if caller_roused {
-            self.rouse_caller();
-        }
-        // The message that was to wake it has been taken here, and there is no other before it has been up.
-        if (rung || (more && !caller_roused)) && self.thread.load(Ordering::Relaxed) == ASLEEP {
-            self.rouse();
-        }
+        // The message that was to wake the thread may have been taken here, and there is no other before it has been up.
+        let did = Did { busy, in_flight, rung: progress.take_rung() };
+        let (more, to_wake) = self.sleepers.turned(did, || drop(turning), || self.is_commanded());
+        self.rouse(to_wake);
         Some(Turned { busy, more })
     }
 
-    /// The system call is dear to a transfer of microseconds: only for a thread that does not look by itself. A full counter
-    /// means that it is being woken already.
-    fn rouse(&self) {
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    /// The system call is dear to a transfer of microseconds: only for who does not look by itself. A full counter means that it is
+    /// being woken already.
+    fn rouse(&self, ToWake { thread, caller }: ToWake) {
+        if caller {
+            let _ = rustix::io::write(&self.caller_wake, &1u64.to_ne_bytes());
+        }
+        if thread {
+            let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        }
     }
+}
 
-    fn rouse_caller(&self) {
-        let _ = rustix::io::write(&self.caller_wake, &1u64.to_ne_bytes()); // as above
-    }
+/// When a caller that has made a turn now is taken to be back at the latest.
+fn back_by(now: u64) -> u64 {
+    now.saturating_add(u64::try_from(LEASE.as_nanos()).expect("a small constant"))
 }
 
 impl std::fmt::Debug for Helm {

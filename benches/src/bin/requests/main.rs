@@ -1,14 +1,17 @@
 //! What one small request costs between two engines in two processes: from `send` to the receiver's completion on a warm
-//! pair, and how that grows with the number of requests in flight; and what checksums cost.
+//! pair, and how that grows with the number of requests in flight; and what checksums cost. Or, with `--workers`, what several
+//! progress threads gain a rank that sends to four.
 //!
 //! The sender's clock reading travels in the note of the request, so that one monotonic clock measures both ends.
 
+mod fan;
 mod pair;
 mod source;
 
 use std::process::ExitCode;
 
 use clap::Parser;
+use kvferry_wire::Route;
 
 use pair::{Pair, Pools};
 
@@ -48,14 +51,33 @@ struct Options {
     /// Polls for the completion instead of sleeping until it comes.
     #[arg(long)]
     spin: bool,
+    /// Measures only this: a request of 256 MiB to four ranks, with so many progress threads of the rank that sends, in turn.
+    #[arg(long, value_delimiter = ',')]
+    workers: Vec<usize>,
+    /// The route of those requests; chosen if left out.
+    #[arg(long, value_parser = route)]
+    route: Option<Route>,
     /// The other process.
     #[arg(long, hide = true)]
     source: bool,
+    /// One of the four.
+    #[arg(long, hide = true)]
+    destination: bool,
+}
+
+fn route(name: &str) -> Result<Route, &'static str> {
+    let routes = [Route::Direct, Route::Landing, Route::Staged, Route::Runs];
+    routes.into_iter().find(|route| route.to_string() == name).ok_or("none of direct, landing, staged and runs")
 }
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    let done = if options.source { source::serve() } else { run(&options) };
+    let done = match &options {
+        Options { source: true, .. } => source::serve(),
+        Options { destination: true, .. } => fan::serve(),
+        Options { workers, .. } if !workers.is_empty() => fan::run(&options.transports, options.route, workers),
+        _ => run(&options),
+    };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

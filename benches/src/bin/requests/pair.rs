@@ -12,6 +12,7 @@ use kvferry_layout::{
 };
 use kvferry_match::BlockMap;
 use kvferry_wire::CudaOptions;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -124,7 +125,7 @@ impl Pair {
         let destination = engine.card().ok_or("no card")?;
         tell(&mut input, &Ask::Connect { source: source.clone(), destination: destination.clone() })?;
         let link = engine.connect(&InstanceCard::new(0..1, [source])?, &InstanceCard::new(0..1, [destination])?)?;
-        hear(&mut output)?;
+        hear::<Answer>(&mut output)?;
         Ok(Self { engine, link, child, input, output, next: 0, held: Vec::new() })
     }
 
@@ -169,7 +170,7 @@ impl Pair {
                 receive = self.receive(1)?;
             }
         }
-        hear(&mut self.output)?;
+        hear::<Answer>(&mut self.output)?;
         Ok(latencies)
     }
 
@@ -192,7 +193,7 @@ impl Pair {
             for receive in receives {
                 receive.wait(PATIENCE).ok_or("no end")??;
             }
-            hear(&mut self.output)?;
+            hear::<Answer>(&mut self.output)?;
         }
         Ok(start.elapsed())
     }
@@ -206,7 +207,7 @@ impl Pair {
         tell(&mut self.input, &Ask::Send { first, count: 1, blocks, pause_us: 0 })?;
         receive.wait(PATIENCE).ok_or("no end")??;
         let elapsed = start.elapsed();
-        hear(&mut self.output)?;
+        hear::<Answer>(&mut self.output)?;
         Ok(elapsed)
     }
 }
@@ -218,12 +219,12 @@ impl Drop for Pair {
     }
 }
 
-fn tell(input: &mut impl Write, ask: &Ask) -> Result<(), Box<dyn Error>> {
+pub(crate) fn tell(input: &mut impl Write, ask: &impl Serialize) -> Result<(), Box<dyn Error>> {
     writeln!(input, "{}", serde_json::to_string(ask)?)?;
     Ok(input.flush()?)
 }
 
-fn hear(output: &mut impl BufRead) -> Result<Answer, Box<dyn Error>> {
+pub(crate) fn hear<A: DeserializeOwned>(output: &mut impl BufRead) -> Result<A, Box<dyn Error>> {
     let mut line = String::new();
     output.read_line(&mut line)?;
     Ok(serde_json::from_str(&line)?)

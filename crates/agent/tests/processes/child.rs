@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use kvferry_agent::wire::{MemoryKind, Run};
-use kvferry_agent::{Agent, Notification};
+use kvferry_agent::wire::{ContextOptions, MemoryKind, Run};
+use kvferry_agent::{Agent, AgentOptions, Notification};
 use kvferry_test_process::{Answers, Process, footprint, serve as answer, setup};
 use serde::{Deserialize, Serialize};
 
@@ -92,7 +92,10 @@ impl Other {
 #[ignore = "the other process of the tests here; does nothing by itself"]
 fn serve() {
     let Some(setup) = setup::<Setup>() else { return };
-    let agent = Agent::new(&setup.name, options(setup.transports.as_deref())).unwrap();
+    // It gives nobody up itself, not even when it goes on after it has been frozen for longer than its peer's patience.
+    let options = options(setup.transports.as_deref());
+    let context = ContextOptions { stall_deadline: DEADLINE, ..options.context };
+    let agent = Agent::new(&setup.name, AgentOptions { context, patience: DEADLINE, ..options }).unwrap();
     let memory = Memory::lend(&agent);
     answer(|ask| match ask {
         Ask::Metadata => Answer::Metadata { metadata: agent.metadata(), base: memory.runs(BYTES)[0].address },

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvferry_test_process::{Answers, Process, cpu_seconds, footprint, serve, setup};
 use kvferry_wire::{Context, ContextOptions, Event, RegionCard, Route, TransferId, Worker};
@@ -27,7 +27,9 @@ enum Ask {
     Unregister,
     Cpu,
     Open,
-    /// Pulls the whole of a peer's region, so often that it takes a while.
+    /// Waits for a frame.
+    Hear,
+    /// Says hello, then pulls the whole of a peer's region, so often that it takes a while.
     Pull {
         address: Vec<u8>,
         epoch: u64,
@@ -112,10 +114,11 @@ impl Target {
         (descriptors, resident_bytes)
     }
 
-    /// Has it pull from `source`, and does not wait for that.
-    pub(crate) fn pull(&mut self, source: &Self) {
+    /// Has it pull from `source`, and waits until they are connected, but not for the end.
+    pub(crate) fn pull(&mut self, source: &mut Self) {
         let (address, epoch, card) = (source.address.clone(), source.epoch, source.card.clone());
         assert!(matches!(self.ask(&Ask::Pull { address, epoch, card }), Answer::Done));
+        assert!(matches!(source.ask(&Ask::HearAny), Answer::Done));
     }
 
     /// Has it connect, if it has not, and send frames.
@@ -163,6 +166,7 @@ fn target() {
                 let endpoint = worker.connect(&address, epoch).unwrap();
                 let remote = worker.import(endpoint, &card).unwrap();
                 let local = region.as_ref().unwrap();
+                worker.send(endpoint, 1, Vec::new()).unwrap();
                 for transfer in 0..MANY {
                     let part = pieces(local, remote, setup.bytes / PIECE);
                     worker.get(endpoint, TransferId(transfer), vec![part]).unwrap();
@@ -189,6 +193,11 @@ fn target() {
                     });
                     assert_eq!(next, frame(number));
                 }
+                Answer::Done
+            }
+            Ask::HearAny => {
+                let deadline = Instant::now() + DEADLINE;
+                while !matches!(events.recv_deadline(deadline).unwrap(), Event::Frame(_)) {}
                 Answer::Done
             }
             Ask::Cpu => Answer::Cpu(cpu_seconds()),

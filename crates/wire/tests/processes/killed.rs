@@ -150,7 +150,8 @@ fn a_peer_that_is_killed_while_it_pulls_harms_nobody() {
         for round in 0..3 {
             let mut source = Target::start(None, 1, BYTES);
             let mut puller = Target::start_puller(runs, 2, BYTES);
-            puller.pull(&source);
+            // UCX 1.13 may abort a process whose peer dies in the milliseconds in which it connects.
+            puller.pull(&mut source);
             std::thread::sleep(Duration::from_millis(50 * round));
             puller.process.kill();
             std::thread::sleep(Duration::from_millis(50));
