@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use kvferry_test_process::{Process, setup};
-use kvferry_wire::{Context, PutError, Region, RegionCard, RegionError, Route, RouteReason, TransferId};
+use kvferry_wire::{Context, PutError, RegionCard, Route, RouteReason, TransferId};
 
 use crate::child::{Kind, Setup, Target, other_device};
 use crate::end::{End, pattern};
@@ -34,11 +34,10 @@ impl Way {
     }
 
     fn start(self, route: Option<Route>, transports: Option<&str>, bytes: u64) -> End {
-        let (device, allocate): (_, fn(&Context, u64) -> Result<Region, RegionError>) = match self {
-            Self::ToHost(_) => (Some(0), Context::allocate_device),
-            Self::ToGpu(_) => (None, Context::allocate),
-        };
-        End::start_on(device, route, transports, bytes, allocate)
+        match self {
+            Self::ToHost(_) => End::start_on(Some(0), route, transports, bytes, Context::allocate_device),
+            Self::ToGpu(_) => End::start_on(None, route, transports, bytes, Context::allocate),
+        }
     }
 
     fn reason(self) -> RouteReason {
