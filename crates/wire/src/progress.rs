@@ -514,9 +514,11 @@ impl Progress {
     /// What a peer sends is damaged, or some of it is missing: nothing that leads to it is to be trusted.
     fn fail_damaged(&mut self, epoch: u64) {
         self.tell(Event::BadFrame(FrameError::Ring { epoch }));
-        let of_peer = self.connections.extract_if(.., |_, connection| connection.peer_epoch == epoch);
-        for (_, connection) in of_peer.collect::<Vec<_>>() {
-            self.fail(connection, Status::ERR_IO_ERROR);
+        let of_peer = self.connections.iter().filter(|(_, connection)| connection.peer_epoch == epoch);
+        for id in of_peer.map(|(id, _)| *id).collect::<Vec<_>>() {
+            if let Some(connection) = self.connections.remove(&id) {
+                self.fail(connection, Status::ERR_IO_ERROR);
+            }
         }
     }
 

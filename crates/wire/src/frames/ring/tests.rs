@@ -141,7 +141,7 @@ proptest! {
             match step {
                 Some(length) => {
                     number += 1;
-                    let bytes: Vec<u8> = (0..length).map(|byte| (byte as u64 * 31 + number * 7) as u8).collect();
+                    let bytes: Vec<u8> = (0..length).map(|byte| ((byte as u64 * 31 + number * 7) % 256).try_into().unwrap()).collect();
                     let record = length.next_multiple_of(8) + 16;
                     if record <= room {
                         prop_assert_eq!(writer.push(number, &bytes), PUBLISHED);
