@@ -28,7 +28,7 @@ enum Ask {
     Cpu,
     Open,
     /// Waits for a frame.
-    Hear,
+    HearAny,
     /// Says hello, then pulls the whole of a peer's region, so often that it takes a while.
     Pull {
         address: Vec<u8>,
