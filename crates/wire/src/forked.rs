@@ -1,7 +1,7 @@
 //! Processes that are forked off one in which workers run.
 //!
 //! UCX has a thread of its own for them, which may hold any lock of UCX's when the process is forked. In the child nobody gives it
-//! back: the next worker there would wait for it for ever (`ucs_async_set_event_handler`; seen with 1.13.1, once in some ten forks on a
+//! back: the next worker there would wait for it for ever (`ucs_async_set_event_handler`; seen once, with 1.13.1, on a
 //! busy machine). So there is none.
 
 use std::process;
