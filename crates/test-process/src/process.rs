@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Lines, StdinLock, Write};
 use std::marker::PhantomData;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -52,9 +52,16 @@ impl Process {
         kill_process(Pid::from_child(&self.child), signal).expect("it has not been waited for");
     }
 
-    /// Freezes it.
+    /// Freezes it: none of its threads does anything any more when this returns. The signal alone is taken by one of them, which
+    /// has to run to stop the others, and those go on until then.
+    ///
+    /// # Panics
+    ///
+    /// If it cannot be waited for.
     pub fn stop(&self) {
         self.signal(Signal::STOP);
+        let stopped = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        waitid(WaitId::Pid(Pid::from_child(&self.child)), stopped).expect("it is ours");
     }
 
     /// Lets it go on.

@@ -118,6 +118,7 @@ fn send_to_a_frozen_destination(
     let posted = (point != Point::Idle).then(post);
     posted.iter().for_each(|send| point.await_send(send));
     if posted.iter().any(|send| matches!(send.poll(), Some(Err(_)))) {
+        next_goes_well((source, link), destination, request);
         return SLOW;
     }
     destination.process.stop();
@@ -140,10 +141,15 @@ fn send_to_a_frozen_destination(
     if point.is_in_the_middle() && way != Way::Tcp {
         assert_eq!(destination.quiet(key(request, 0), LONG), Ok(()), "{way:?} {point:?}");
     }
-    // What comes next goes well.
-    let deadline = Instant::now() + LONG;
+    next_goes_well((source, link), destination, request);
+    ended
+}
+
+/// Tries the request again until it has gone well.
+fn next_goes_well((source, link): (&Rank, Link), destination: &mut Other, request: u64) {
+    let (slots, deadline) = (all_slots(), Instant::now() + LONG);
     for attempt in 1.. {
-        assert!(Instant::now() < deadline, "{way:?} {point:?}: nothing moves any more");
+        assert!(Instant::now() < deadline, "nothing moves any more");
         if destination.receive(key(request, attempt), &slots).is_err() {
             continue;
         }
@@ -153,7 +159,6 @@ fn send_to_a_frozen_destination(
             break;
         }
     }
-    ended
 }
 
 /// The destination scatters what comes through its inbox itself: it gives a request up in the middle without a source that is
