@@ -8,8 +8,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 /// A process, whoever gets its number later.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Process {
+    number: u32,
     descriptor: Arc<OwnedFd>,
 }
 
@@ -17,7 +18,12 @@ impl Process {
     /// `None` if there is no such process, or the kernel has no descriptors for processes.
     pub(crate) fn open(number: u32) -> Option<Self> {
         let pid = Pid::from_raw(i32::try_from(number).ok()?)?;
-        Some(Self { descriptor: Arc::new(pidfd_open(pid, PidfdFlags::empty()).ok()?) })
+        Some(Self { number, descriptor: Arc::new(pidfd_open(pid, PidfdFlags::empty()).ok()?) })
+    }
+
+    /// Another's once it has ended.
+    pub(crate) fn number(&self) -> u32 {
+        self.number
     }
 
     pub(crate) fn has_ended(&self) -> bool {

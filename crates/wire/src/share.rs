@@ -13,6 +13,8 @@
 //! raw pointers only, since the peer writes it at any time.
 #![allow(unsafe_code, reason = "maps memory files")]
 
+pub(crate) mod ring;
+
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
@@ -25,8 +27,7 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use serde::{Deserialize, Serialize};
 
-use crate::copy::{self, Stores, Window};
-use crate::frames::ring::{Memory, Words};
+use crate::copy::Window;
 use crate::options::Pages;
 use crate::process::Process;
 
@@ -53,10 +54,11 @@ impl ShareCard {
         self.cookie
     }
 
-    /// The owner, if it is on this host. The process is opened before its file is looked at: if it has the file then, it is the
-    /// one that was meant, and not another that got its number.
-    pub(crate) fn owner(&self) -> Option<Process> {
-        let process = Process::open(self.process)?;
+    /// The owner, if it is on this host: one of those that are `held`, or else opened. Its file is looked at after that: if it has
+    /// the file then, it is the one that was meant, and not another that got its number.
+    pub(crate) fn owner<'a>(&self, held: impl IntoIterator<Item = &'a Process>) -> Option<Process> {
+        let held = held.into_iter().find(|process| process.number() == self.process).filter(|held| !held.has_ended());
+        let process = held.cloned().or_else(|| Process::open(self.process))?;
         self.is_there().then_some(process)
     }
 
@@ -237,88 +239,6 @@ impl Share {
     }
 }
 
-/// Somebody's mapping of a file.
-pub(crate) trait Mapping {
-    fn mapped(&self) -> &Mapped;
-}
-
-impl Mapping for Mapped {
-    fn mapped(&self) -> &Mapped {
-        self
-    }
-}
-
-impl Mapping for Share {
-    fn mapped(&self) -> &Mapped {
-        &self.mapped
-    }
-}
-
-/// A file as the memory of a ring of frames: its words, then the bytes.
-#[derive(Debug)]
-pub(crate) struct RingMemory<M> {
-    mapping: M,
-    capacity: u64,
-}
-
-impl<M: Mapping> RingMemory<M> {
-    /// `None` if the file is too small for any.
-    pub(crate) fn new(mapping: M) -> Option<Self> {
-        let bytes = mapping.mapped().bytes.checked_sub(size_of::<Words>())?;
-        let capacity = bytes as u64 / 8 * 8;
-        (capacity > 0).then_some(Self { mapping, capacity })
-    }
-
-    pub(crate) fn withdraw(&self) {
-        self.mapping.mapped().withdraw();
-    }
-
-    pub(crate) fn is_offered(&self) -> bool {
-        self.mapping.mapped().is_offered()
-    }
-
-    /// The address of byte `start` of the records, with `bytes` bytes behind it.
-    fn at(&self, start: u64, bytes: usize) -> *mut u8 {
-        let end = start.checked_add(bytes as u64);
-        assert!(end.is_some_and(|end| end <= self.capacity), "a position is taken modulo the capacity");
-        let start = usize::try_from(start).expect("inside the mapping, whose length is a usize");
-        self.mapping.mapped().base.as_ptr().wrapping_add(size_of::<Words>() + start)
-    }
-}
-
-impl RingMemory<Share> {
-    /// Keeps the mapping: nobody can open the file any more.
-    pub(crate) fn close_file(self) -> RingMemory<Mapped> {
-        RingMemory { mapping: self.mapping.mapped, capacity: self.capacity }
-    }
-}
-
-impl<M: Mapping> Memory for RingMemory<M> {
-    fn words(&self) -> &Words {
-        let words = self.mapping.mapped().base.cast::<Words>();
-        // SAFETY: the mapping begins a page, holds at least the words (`new`), and lives as long as `self`; they are atomics, and
-        // accessed as such in every process.
-        unsafe { words.as_ref() }
-    }
-
-    fn capacity(&self) -> u64 {
-        self.capacity
-    }
-
-    fn write(&self, start: u64, from: &[u8]) {
-        let to = self.at(start, from.len());
-        // SAFETY: `at` has checked the range, which is mapped; `from` is a live reference, and not into the mapping, to which
-        // none exists.
-        unsafe { copy::copy(from.as_ptr(), to, from.len(), Stores::Cached) }
-    }
-
-    fn read(&self, start: u64, to: &mut [u8]) {
-        let from = self.at(start, to.len());
-        // SAFETY: as in `write`, the other way round.
-        unsafe { copy::copy(from, to.as_mut_ptr(), to.len(), Stores::Cached) }
-    }
-}
-
 fn low_half(number: u128) -> u64 {
     u64::try_from(number & u128::from(u64::MAX)).expect("masked to 64 bits")
 }
@@ -341,6 +261,7 @@ fn file_bytes(bytes: usize, page_bytes: usize) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::copy::Stores;
 
     #[test]
     fn both_mappings_are_the_same_memory_until_it_is_withdrawn() {

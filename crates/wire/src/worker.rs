@@ -199,7 +199,7 @@ impl Worker {
         else {
             return Neighbour::default();
         };
-        let process = share.owner();
+        let process = share.owner([]);
         let inbox = Mapped::open(&share, region.bytes).map(Arc::new);
         // Whether it lives is worth knowing, also where the transports forbid to use its memory.
         let process = process.filter(|_| inbox.is_some());

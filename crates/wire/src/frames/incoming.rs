@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use crate::frame::{Place, StreamNumber};
 use crate::frames::ring::{Damaged, Reading};
 use crate::process::Process;
-use crate::share::{Mapped, RingMemory, ShareCard};
+use crate::share::ring::RingMemory;
+use crate::share::{Mapped, ShareCard};
 
 /// Rings that are read. What peers offer beyond that comes by UCX.
 const RINGS_MAX: usize = 4096;
@@ -96,8 +97,9 @@ impl Rings {
         if self.all.len() >= RINGS_MAX || self.all.contains_key(&stream) || bytes > RING_BYTES_MAX {
             return;
         }
-        // The process before the file, as everywhere: see `ShareCard::owner`.
-        let Some(process) = share.owner() else { return };
+        // The process before the file, as everywhere: see `ShareCard::owner`. Connections come and go, and their rings a while
+        // later: all those of a process have one descriptor of it.
+        let Some(process) = share.owner(self.all.values().map(|incoming| &incoming.process)) else { return };
         let Some(memory) = Mapped::open(share, u64::from(bytes)).and_then(RingMemory::new) else { return };
         let ring = Some(Reading::attach(memory, self.asleep.get()));
         self.all.insert(stream, Incoming { ring, next: 1, process, closed: None });

@@ -9,7 +9,8 @@ use crate::frames::ring::{Pushed, Writer};
 use crate::inbox::message::{Body, ConnectionId, Message};
 use crate::options::Pages;
 use crate::raw::RawEndpoint;
-use crate::share::{Mapped, RingMemory, Share};
+use crate::share::ring::RingMemory;
+use crate::share::{Mapped, Share};
 
 /// Kind of the frames between workers. Their payload says the rest.
 const KIND: u16 = 0;

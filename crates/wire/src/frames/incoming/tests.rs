@@ -1,5 +1,7 @@
 //! Whose turn it is, between rings and what comes by UCX.
 
+use std::sync::Arc;
+
 use super::*;
 use crate::frames::ring::{Memory, Pushed, Writer};
 use crate::options::Pages;
@@ -157,4 +159,16 @@ fn what_a_dead_peer_has_left_is_taken_before_it_is_let_go_of() {
     ends.rings.close_of(EPOCH);
     assert_eq!(ends.rings.all.len(), 0);
     assert_eq!(ends.push(4), Pushed::Gone);
+}
+
+#[test]
+fn rings_of_one_process_share_its_descriptor() {
+    let mut rings = Rings::new(PATIENCE);
+    let shares: Vec<Share> = (0..50).map(|_| Share::create(BYTES as usize, Pages::Normal).unwrap()).collect();
+    for share in &shares {
+        rings.open((EPOCH, StreamNumber::next()), &share.card().unwrap(), BYTES);
+    }
+    let first = rings.all.values().next().unwrap().process.descriptor().clone();
+    assert_eq!(rings.all.len(), 50);
+    assert!(rings.all.values().all(|incoming| Arc::ptr_eq(incoming.process.descriptor(), &first)));
 }

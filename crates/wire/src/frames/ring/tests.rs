@@ -8,7 +8,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::options::Pages;
-use crate::share::{Mapped, RingMemory, Share};
+use crate::share::ring::RingMemory;
+use crate::share::{Mapped, Share};
 
 /// The words and a little room.
 const BYTES: usize = size_of::<Words>() + 256;
