@@ -10,7 +10,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::os::fd::{BorrowedFd, IntoRawFd};
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
 use crate::kernel::{self, Job};
 use crate::memory::{self, Allocation, GRANULARITY, Range, TOTAL_BYTES, pointer};
@@ -23,11 +23,20 @@ const INVALID_CONTEXT: c_int = 201;
 const NOT_READY: c_int = 600;
 const ALREADY_REGISTERED: c_int = 712;
 const NOT_REGISTERED: c_int = 713;
+const MISALIGNED_ADDRESS: c_int = 716;
 
 /// GPUs of the machine.
 const DEVICES: c_int = 2;
 
 type Place<T> = *mut T;
+
+/// Why a kernel has failed. Contexts in which one has are of no use any more, as the driver's.
+static FAILED: AtomicI32 = AtomicI32::new(SUCCESS);
+
+/// What a call answers that has nothing else to say.
+fn health() -> c_int {
+    FAILED.load(Ordering::Relaxed)
+}
 
 thread_local! {
     /// Contexts that are current, the last on top. A context is the number of its device, plus one.
@@ -135,7 +144,8 @@ unsafe extern "C" fn cuDeviceGetUuid(uuid: Place<[u8; 16]>, device: c_int) -> c_
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: Place<usize>, device: c_int) -> c_int {
     // SAFETY: `context` is a place for it.
-    unsafe { put(context, device as usize + 1) }
+    unsafe { put(context, device as usize + 1) };
+    health()
 }
 
 #[unsafe(no_mangle)]
@@ -505,13 +515,13 @@ unsafe extern "C" fn cuStreamDestroy_v2(stream: *mut c_void) -> c_int {
 unsafe extern "C" fn cuStreamSynchronize(stream: *mut c_void) -> c_int {
     // SAFETY: a live stream.
     unsafe { open::<Stream>(stream) }.wait();
-    SUCCESS
+    health()
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuStreamQuery(stream: *mut c_void) -> c_int {
     // SAFETY: a live stream.
-    if unsafe { open::<Stream>(stream) }.is_idle() { SUCCESS } else { NOT_READY }
+    if unsafe { open::<Stream>(stream) }.is_idle() { health() } else { NOT_READY }
 }
 
 #[unsafe(no_mangle)]
@@ -548,7 +558,7 @@ unsafe extern "C" fn cuEventRecord(event: *mut c_void, stream: *mut c_void) -> c
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuEventQuery(event: *mut c_void) -> c_int {
     // SAFETY: a live event.
-    if unsafe { open::<Event>(event) }.has_happened() { SUCCESS } else { NOT_READY }
+    if unsafe { open::<Event>(event) }.has_happened() { health() } else { NOT_READY }
 }
 
 #[unsafe(no_mangle)]
@@ -588,7 +598,13 @@ unsafe extern "C" fn cuLaunchKernel(
     let parameter = unsafe { parameters.read() };
     // SAFETY: it is a job, which is copied in the call.
     let job = unsafe { parameter.cast::<Job>().read() };
-    // SAFETY: a live stream. What the job names can be reached until the stream has got there, as the caller promised.
-    unsafe { open::<Stream>(stream) }.give(move || unsafe { kernel::run(&job) });
-    SUCCESS
+    let run = move || {
+        // SAFETY: what the job names can be reached until the stream has got there, as the caller promised.
+        if unsafe { kernel::run(&job) }.is_err() {
+            FAILED.store(MISALIGNED_ADDRESS, Ordering::Relaxed);
+        }
+    };
+    // SAFETY: a live stream.
+    unsafe { open::<Stream>(stream) }.give(run);
+    health()
 }

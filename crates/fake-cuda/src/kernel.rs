@@ -108,12 +108,15 @@ unsafe fn element<T: Copy>(base: u64, index: u32) -> T {
     unsafe { pointer(address).cast::<T>().read_unaligned() }
 }
 
+/// A word was to be read or written at no multiple of its width.
+pub(crate) struct Misaligned;
+
 /// Runs the kernel.
 ///
 /// # Safety
 ///
 /// As whoever launched it promised.
-pub(crate) unsafe fn run(job: &Job) {
+pub(crate) unsafe fn run(job: &Job) -> Result<(), Misaligned> {
     let here = job.inline.as_ptr().expose_provenance() as u64;
     let (sets, pairs) = if job.sets == 0 { (here, here + job.pairs) } else { (job.sets, job.pairs) };
     let stop = pointer(job.progress + 8).cast::<u32>();
@@ -158,11 +161,12 @@ pub(crate) unsafe fn run(job: &Job) {
         let in_chunk = nth & ((1 << job.chunk_shift) - 1);
         let slab = job.slab + (u64::from(chunk) << job.chunk_shift) * UNIT_BYTES + u64::from(in_chunk) * UNIT_BYTES;
         // SAFETY: the caller's promise.
-        unsafe { copy(job.mode, &entry, pair, slab, in_pair - start) };
+        unsafe { copy(job.mode, &entry, pair, slab, in_pair - start) }?;
     }
     let done = pointer(job.done).cast::<u64>();
     // SAFETY: a number of the launcher's, which it reads as a whole.
     unsafe { AtomicU64::from_ptr(done) }.store(job.number, Ordering::Release); // pairs with the launcher's load
+    Ok(())
 }
 
 /// Copies one unit of an entry, run by run.
@@ -170,7 +174,7 @@ pub(crate) unsafe fn run(job: &Job) {
 /// # Safety
 ///
 /// As [`run`].
-unsafe fn copy(mode: u32, entry: &Entry, pair: Pair, slab: u64, in_entry: u32) {
+unsafe fn copy(mode: u32, entry: &Entry, pair: Pair, slab: u64, in_entry: u32) -> Result<(), Misaligned> {
     let from = entry.from.wrapping_add(u64::from(pair.from) * entry.from_slot);
     let to = entry.to.wrapping_add(u64::from(pair.to) * entry.to_slot);
     let unit_words = UNIT_BYTES as u32 >> entry.width_log2;
@@ -190,9 +194,13 @@ unsafe fn copy(mode: u32, entry: &Entry, pair: Pair, slab: u64, in_entry: u32) {
         let in_slab = slab + (u64::from(word) << entry.width_log2);
         let source = if mode == SCATTER { in_slab } else { place(from, entry.from_outer, entry.from_inner) };
         let target = if mode == GATHER { in_slab } else { place(to, entry.to_outer, entry.to_inner) };
+        if !(source | target).is_multiple_of(1 << entry.width_log2) {
+            return Err(Misaligned);
+        }
         let (source, target) = (pointer(source).cast::<u8>(), pointer(target).cast::<u8>());
         // SAFETY: the caller's promise.
         unsafe { std::ptr::copy_nonoverlapping(source, target, (words as usize) << entry.width_log2) };
         word += words;
     }
+    Ok(())
 }

@@ -3,8 +3,8 @@
 //! kernel that is ever launched is `kernels/move.cu` in Rust.
 //!
 //! It is as unkind as the driver may be. Copies from locked memory read it when the stream gets there, not when they are
-//! asked for; memory that nobody has been given access to cannot be touched; and a GPU's memory of one process is at another
-//! address in the next.
+//! asked for; memory that nobody has been given access to cannot be touched; a word that is not aligned is the end of the
+//! context; and a GPU's memory of one process is at another address in the next.
 
 mod exports;
 mod kernel;

@@ -6,6 +6,7 @@ use ucx_sys::Version;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::frame::PROTOCOL_VERSION;
+use crate::inbox::chunk_stride;
 use crate::region::{OwnerId, RegionCard};
 
 const MAGIC: [u8; 4] = *b"KVFA";
@@ -40,6 +41,13 @@ pub(crate) struct WorkerCard {
 pub(crate) struct InboxCard {
     pub(crate) region: RegionCard,
     pub(crate) chunk_bytes: u32,
+}
+
+impl InboxCard {
+    /// Where in the region a chunk starts, whether there is one or not.
+    pub(crate) fn offset_of(&self, chunk: u32) -> u64 {
+        u64::from(chunk) * chunk_stride(self.chunk_bytes)
+    }
 }
 
 /// Why bytes are no address that this worker can use.

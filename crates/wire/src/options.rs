@@ -35,7 +35,7 @@ pub struct ContextOptions {
     pub route: Option<Route>,
     /// Memory that a worker sets aside for peers to write what it then scatters, in bytes. Taken when first used.
     pub inbox_bytes: u64,
-    /// Bytes that travel to a peer's inbox at a time.
+    /// Bytes that travel to a peer's inbox at a time. Each takes room there in whole 512 B.
     pub chunk_bytes: u32,
     /// Memory through which frames go to a peer on this host, in bytes: for each connection and direction, taken when first used.
     /// With less than 4 KiB, or where the transports rule out memory that both processes map, they go by UCX, as those do that

@@ -16,6 +16,7 @@ use crate::connection::{Neighbour, Target};
 use crate::context::Context;
 use crate::cuda::card::DeviceCard;
 use crate::cuda::event::CudaEvent;
+use crate::cuda::expand::UNIT_BYTES;
 use crate::cuda::imported::{Imported, NotImported};
 use crate::cuda::landing::PeerSlab;
 use crate::cuda::target::DeviceTarget;
@@ -206,7 +207,8 @@ impl Worker {
         let slab = card.slab.as_ref().and_then(|card| {
             let device = card.region.device.as_deref().filter(|_| card.chunk_bytes > 0)?;
             let mapped = self.import_device(device, card.region.bytes).ok()?;
-            Some(PeerSlab { card: card.clone(), mapped })
+            // A kernel that wrote words to any other place would be the end of this side's context.
+            mapped.base().is_multiple_of(UNIT_BYTES).then(|| PeerSlab { card: card.clone(), mapped })
         });
         Neighbour { inbox: inbox.filter(|_| self.context.options().allows_shared_memory()), slab, process }
     }

@@ -374,7 +374,7 @@ impl DeviceFilling {
             match (&self.way, staged) {
                 (Way::Staged { inbox, key }, Some(slot)) => {
                     let chunk = chunks[0];
-                    let to = inbox.region.base + u64::from(chunk) * u64::from(inbox.chunk_bytes);
+                    let to = inbox.region.base + inbox.offset_of(chunk);
                     let bytes = u64::from(units) * UNIT_BYTES;
                     let mut delivery = Delivery::new(desk.context, Direction::Put, vec![slot.region]);
                     delivery.put(desk.endpoint, &Put { held: 0, offset: slot.offset, key: *key, to, bytes });
@@ -424,12 +424,8 @@ impl DeviceFilling {
                 u32::try_from(count).ok().and_then(|n| n.checked_mul(self.chunk_units)).map_or(units, |n| n.min(units));
             let card = self.way.card();
             let chunk_bytes = u64::from(self.chunk_units) * UNIT_BYTES;
-            let outside = |chunk: &u32| {
-                let end = u64::from(*chunk)
-                    .checked_mul(u64::from(card.chunk_bytes))
-                    .and_then(|at| at.checked_add(chunk_bytes));
-                end.is_none_or(|end| end > card.region.bytes)
-            };
+            let outside =
+                |chunk: &u32| card.offset_of(*chunk).checked_add(chunk_bytes).is_none_or(|end| end > card.region.bytes);
             if chunks.iter().any(outside) {
                 return Err(PutError::Refused { refusal: Refusal::Unreadable }); // a chunk that the peer has not got
             }
@@ -437,7 +433,7 @@ impl DeviceFilling {
             let (place, staged): (Slab, _) = match &self.way {
                 Way::Slab(slab) => (Slab::of(slab.mapped.base(), self.chunk_units, &chunks), None),
                 Way::Inbox { pinned, .. } => match &chunks[..] {
-                    [chunk] => (Slab::at(pinned.address() + u64::from(*chunk) * u64::from(card.chunk_bytes)), None),
+                    [chunk] => (Slab::at(pinned.address() + card.offset_of(*chunk)), None),
                     _ => (Slab::of(pinned.address(), self.chunk_units, &chunks), None),
                 },
                 Way::Staged { .. } | Way::Spoken { .. } => {

@@ -2,6 +2,7 @@
 
 use crate::context::Context;
 use crate::error::RegionError;
+use crate::inbox::chunk_stride;
 use crate::region::Region;
 
 /// Slots of a worker's outbox.
@@ -16,9 +17,9 @@ pub(crate) struct Outbox {
 
 impl Outbox {
     /// A slot of [`ContextOptions::chunk_bytes`](crate::ContextOptions), with the region that it is in and its offset there;
-    /// `None` when all are in use.
+    /// `None` when all are in use. Slots are laid out as chunks are.
     pub(crate) fn take(&mut self, context: &Context) -> Result<Option<(u32, Region, u64)>, RegionError> {
-        let slot_bytes = u64::from(context.options().chunk_bytes);
+        let slot_bytes = chunk_stride(context.options().chunk_bytes);
         let region = match &self.region {
             Some(region) => region.clone(),
             None => {

@@ -278,7 +278,7 @@ impl Filling {
         let Some(&chunk) = self.credits.front() else { return Ok(()) };
         let (index, start) = (self.next_index, self.next_index * self.chunk_bytes);
         let bytes = self.chunk_bytes.min(self.stream_bytes(work) - start);
-        let offset = u64::from(chunk) * u64::from(desk.inbox.chunk_bytes);
+        let offset = desk.inbox.offset_of(chunk);
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= desk.inbox.region.bytes);
         if !inside {
             return Err(PutError::Refused { refusal: Refusal::Unreadable }); // a chunk that the inbox has not got

@@ -13,6 +13,7 @@ use crate::cuda::kernel::CHUNKS;
 use crate::cuda::scatter::{Scatterer, Scattering};
 use crate::cursor::Cursor;
 use crate::error::{RegionError, TransferError};
+use crate::inbox::chunk_stride;
 use crate::inbox::message::{Body, ConnectionId, Description, Refusal, StreamId};
 use crate::inbox::units::UnitStream;
 use crate::permits::Permit;
@@ -222,12 +223,13 @@ impl Inbox {
     pub(crate) fn new(context: &Context) -> Result<Option<Self>, RegionError> {
         let options = context.options();
         let chunk_bytes = options.chunk_bytes;
-        let chunks = options.inbox_bytes.checked_div(u64::from(chunk_bytes)).unwrap_or(0);
+        let stride = chunk_stride(chunk_bytes);
+        let chunks = options.inbox_bytes.checked_div(stride).unwrap_or(0);
         let chunks = u32::try_from(chunks).unwrap_or(u32::MAX);
         if chunks == 0 {
             return Ok(None);
         }
-        let region = context.allocate(u64::from(chunks) * u64::from(chunk_bytes))?;
+        let region = context.allocate(u64::from(chunks) * stride)?;
         Ok(Some(Self::of(region, chunks, chunk_bytes, CHUNKS_PER_CONNECTION)))
     }
 
@@ -513,7 +515,7 @@ impl Inbox {
             return;
         }
         if let Some(bytes) = bytes {
-            let base = u64::from(chunk) * u64::from(self.chunk_bytes);
+            let base = u64::from(chunk) * chunk_stride(self.chunk_bytes);
             if bytes.len() as u64 != stream.part_bytes(index) || self.region.write(base, bytes).is_err() {
                 return;
             }
@@ -611,7 +613,7 @@ impl Inbox {
             return Some(None);
         }
         for (index, chunk) in (index..).zip(&chunks) {
-            stream.scatter(&self.region, u64::from(*chunk) * u64::from(self.chunk_bytes), index);
+            stream.scatter(&self.region, u64::from(*chunk) * chunk_stride(self.chunk_bytes), index);
         }
         Some(self.scattered(peer, id, &chunks))
     }

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
+use super::chunk_stride;
 use super::message::{Body, ConnectionId, Description, PartDescription, Refusal, StreamId};
 use super::target::{DESCRIPTION_BYTES_MAX, Inbox, Peer};
 use crate::context::Context;
@@ -19,7 +20,8 @@ const STREAM: StreamId = StreamId(5);
 
 fn context() -> Context {
     // The smallest inbox in which two peers meet: 12 chunks, of which one peer may hold 8.
-    let options = ContextOptions { inbox_bytes: 1200, chunk_bytes: CHUNK, ..ContextOptions::default() };
+    let options =
+        ContextOptions { inbox_bytes: 12 * chunk_stride(CHUNK), chunk_bytes: CHUNK, ..ContextOptions::default() };
     Context::open(&options).unwrap()
 }
 
@@ -94,7 +96,7 @@ impl Source {
         let bytes: Vec<u8> = (start..BYTES.min(start + u64::from(CHUNK))).map(byte).collect();
         let from = self.context.allocate(u64::from(CHUNK)).unwrap();
         from.write(0, &bytes).unwrap();
-        let offset = u64::from(chunk) * u64::from(CHUNK);
+        let offset = u64::from(chunk) * chunk_stride(CHUNK);
         let window = self.inbox.region().window();
         window.copy_from(offset, from.window(), 0, bytes.len() as u64, Stores::Cached).unwrap();
         self.next_index += 1;
