@@ -68,6 +68,7 @@ impl Engine {
             route: options.route,
             inbox_bytes: options.inbox_bytes,
             chunk_bytes: options.chunk_bytes,
+            ring_bytes: options.ring_bytes,
             copy_threads: options.copy_threads,
             cpus: options.cpus.clone(),
             // The engine gives a write up first: then the peer is asked to agree, and cut off only if it does not. Two threads keep

@@ -58,6 +58,9 @@ pub struct EngineOptions {
     pub inbox_bytes: u64,
     /// Bytes that travel to such memory at a time.
     pub chunk_bytes: u32,
+    /// Memory through which messages go to a peer on this host, in bytes: for each connection and direction, taken when first used. At
+    /// most 1 MiB; with 0 they go by UCX.
+    pub ring_bytes: u32,
     /// Workers, from 1 to 64, each with a progress thread and an inbox of its own. Peers are dealt out to them: more than one is of
     /// use with several peers, and a core for each. Other ranks may have another number.
     pub workers: usize,
@@ -81,6 +84,7 @@ impl Default for EngineOptions {
             verify: false,
             inbox_bytes: 64 << 20,
             chunk_bytes: 256 << 10,
+            ring_bytes: 64 << 10,
             workers: 1,
             copy_threads: 1,
             cpus: Vec::new(),

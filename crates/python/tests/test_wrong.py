@@ -99,7 +99,7 @@ def test_memory_that_cannot_be_had_and_accesses_outside() -> None:
         {"rank": -1}, {"rank": 1 << 32}, {"rank": "0"}, {"instance": 5}, {"transports": "nosuch"}, {"transports": 5},
         {"route": "sideways"}, {"patience": float("nan")}, {"patience": float("inf")}, {"patience": -1.0}, {"patience": 0.0},
         {"resend": -1.0}, {"resend": 1e9}, {"workers": 0}, {"workers": -1}, {"workers": 1 << 40}, {"requests_max": -1},
-        {"inbox_bytes": -1}, {"inbox_bytes": 1 << 62}, {"copy_threads": -1}, {"cpus": [1 << 20]}, {"cpus": [-1]}, {"gpu": -1},
+        {"inbox_bytes": -1}, {"ring_bytes": -1}, {"inbox_bytes": 1 << 62}, {"copy_threads": -1}, {"cpus": [1 << 20]}, {"cpus": [-1]}, {"gpu": -1},
         {"gpu_options": {"urgent": True}}, {"gpu": 0, "gpu_options": {"nosuch": 1}}, {"file": "/nowhere.toml"},
     ],
 )  # fmt: skip

@@ -186,7 +186,7 @@ class Engine:
     - ``requests_max``: receives, and as many sends, that may be under way.
     - ``verify``: whether checksums are made and compared, on both sides alike.
     - ``workers``: progress threads, among which peers are divided.
-    - ``inbox_bytes``, ``chunk_bytes``, ``copy_threads``, ``cpus``: see the library's ``EngineOptions``.
+    - ``inbox_bytes``, ``chunk_bytes``, ``ring_bytes``, ``copy_threads``, ``cpus``: see the library's ``EngineOptions``.
     - ``gpu``: the CUDA device of pools in GPU memory, as this process counts them; ``gpu_options``: further keys of the
       library's ``CudaOptions`` (``sm_blocks``, ``urgent``, ``slab_bytes``, ``slab_chunk_bytes``).
 
@@ -209,6 +209,7 @@ class Engine:
         verify: bool | None = None,
         inbox_bytes: int | None = None,
         chunk_bytes: int | None = None,
+        ring_bytes: int | None = None,
         workers: int | None = None,
         copy_threads: int | None = None,
         cpus: Sequence[int] | None = None,
@@ -222,7 +223,7 @@ class Engine:
             "patience_ms": None if patience is None else round(patience * 1000),
             "resend_ms": None if resend is None else round(resend * 1000),
             "requests_max": requests_max, "verify": verify, "inbox_bytes": inbox_bytes, "chunk_bytes": chunk_bytes,
-            "workers": workers, "copy_threads": copy_threads, "cpus": None if cpus is None else list(cpus),
+            "ring_bytes": ring_bytes, "workers": workers, "copy_threads": copy_threads, "cpus": None if cpus is None else list(cpus),
         }  # fmt: skip
         cuda = None
         if gpu is not None:
