@@ -282,8 +282,11 @@ impl Helm {
                 break; // another turn would look in vain
             }
         }
-        // Who sleeps is to look after processes that it did not know of when it lay down.
-        let in_flight = !progress.is_idle() || !progress.is_running() || progress.connected() != connected;
+        // Who sleeps is to look after processes that it did not know of when it lay down, and after messages that UCX has yet to move.
+        let in_flight = !progress.is_idle()
+            || !progress.is_running()
+            || progress.connected() != connected
+            || !(self.sleepers.nobody_sleeps() || progress.is_armed());
         // The message that was to wake the thread may have been taken here, and there is no other before it has been up.
         let did = Did { busy, in_flight, rung: progress.take_rung() };
         let (more, to_wake) = self.sleepers.turned(did, || drop(turning), || self.is_commanded());

@@ -252,6 +252,12 @@ impl Progress {
             && self.transfers.is_empty()
             && self.inbound.is_empty()
             && self.unsent.get() == 0
+            && !self.worker.has_sent()
+    }
+
+    /// Whether UCX wakes who lay down earlier for what others have sent meanwhile.
+    pub(crate) fn is_armed(&self) -> bool {
+        self.worker.is_armed()
     }
 
     /// Does a bounded amount of everything. Returns whether anything moved.

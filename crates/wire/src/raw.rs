@@ -41,6 +41,10 @@ const LANES_MAX: usize = 64;
 pub(crate) struct RawWorker {
     context: Context,
     raw: NonNull<ucx_sys::ucp_worker>,
+    /// A message was sent since UCX last made progress; and since it was last armed. One that has completed at once may need both,
+    /// and nothing else tells of it.
+    sent_since_progress: Cell<bool>,
+    sent_since_armed: Cell<bool>,
 }
 
 impl RawWorker {
@@ -55,7 +59,10 @@ impl RawWorker {
         // SAFETY: the context lives as long as `context`; `raw` receives the worker.
         let status = unsafe { context.ucx().ucp_worker_create(context.raw(), &raw const params, &raw mut raw) };
         match NonNull::new(raw) {
-            Some(raw) if status == Status::OK => Ok(Rc::new(Self { context, raw })),
+            Some(raw) if status == Status::OK => {
+                let (sent_since_progress, sent_since_armed) = (Cell::new(false), Cell::new(false));
+                Ok(Rc::new(Self { context, raw, sent_since_progress, sent_since_armed }))
+            }
             _ => Err(OpenError::Start { call: "ucp_worker_create", source: status }),
         }
     }
@@ -94,6 +101,7 @@ impl RawWorker {
 
     /// Whether UCX did anything.
     pub(crate) fn progress(&self) -> bool {
+        self.sent_since_progress.set(false);
         // SAFETY: the worker is live, and callbacks do not call progress.
         unsafe { self.ucx().ucp_worker_progress(self.raw.as_ptr()) != 0 }
     }
@@ -101,7 +109,21 @@ impl RawWorker {
     /// Whether the thread may sleep on the event descriptor: `false` if there is work left.
     pub(crate) fn arm(&self) -> bool {
         // SAFETY: the worker is live.
-        unsafe { self.ucx().ucp_worker_arm(self.raw.as_ptr()) == Status::OK }
+        let armed = unsafe { self.ucx().ucp_worker_arm(self.raw.as_ptr()) == Status::OK };
+        if armed {
+            self.sent_since_armed.set(false);
+        }
+        armed
+    }
+
+    /// Whether a message was sent since UCX last made progress.
+    pub(crate) fn has_sent(&self) -> bool {
+        self.sent_since_progress.get()
+    }
+
+    /// Whether who sleeps on the event descriptor is woken for all that there is, as far as messages go that were sent meanwhile.
+    pub(crate) fn is_armed(&self) -> bool {
+        !self.sent_since_armed.get() || self.arm()
     }
 
     /// Whether the worker can be destroyed, as far as connections of peers go: those that are being made stand in the way where
@@ -277,6 +299,8 @@ impl RawEndpoint {
 
     /// Sends one message. Its failure is the endpoint's.
     pub(crate) fn send(&self, bytes: Vec<u8>, unsent: &Rc<Cell<u64>>) {
+        self.worker.sent_since_progress.set(true);
+        self.worker.sent_since_armed.set(true);
         let outgoing = Rc::new(Outgoing { bytes, ucx: self.worker.ucx(), unsent: unsent.clone() });
         unsent.set(unsent.get() + 1);
         let mut param = request_param(ucx_sys::UCP_OP_ATTR_FIELD_CALLBACK, &outgoing);

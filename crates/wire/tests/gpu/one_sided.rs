@@ -1,6 +1,5 @@
 //! A GPU on one side, and none on the other: what is offloaded to a host, and what comes back.
 
-use std::thread;
 use std::time::Duration;
 
 use kvferry_test_process::{Process, setup};
@@ -10,7 +9,7 @@ use crate::child::{Kind, Setup, Target, other_device};
 use crate::end::{End, pattern};
 use crate::lists::check_between;
 use crate::plan::{Random, Shape};
-use crate::right::{check_random, check_sizes};
+use crate::right::{check_cancelled, check_random, check_sizes};
 
 const BYTES: u64 = 4 << 20;
 
@@ -128,22 +127,7 @@ fn what_is_cancelled_is_over() {
     for (way, route) in WAYS.into_iter().flat_map(|way| [(way, Route::Landing), (way, Route::Staged)]) {
         let mut target = Target::start(&way.setup(bytes, None));
         let end = way.start(Some(route), None, bytes);
-        let (endpoint, remote) = end.connect(&target);
-        let shape = Shape::blocks(4096, (bytes / 4096) as u32, &mut Random(4));
-        for round in 0..10 {
-            end.worker.put(endpoint, TransferId(round), vec![shape.part(&end.pool, remote)]).unwrap();
-            thread::sleep(Duration::from_micros(300 * round));
-            end.worker.cancel(TransferId(round)).unwrap();
-            let ended = end.done();
-            assert!(matches!(ended, Ok(_) | Err(PutError::Cancelled)), "{route}: {ended:?}");
-            target.fill(0xee);
-            assert!(target.holds(&vec![0xee; bytes as usize]), "{route}: something was written after the end");
-        }
-        // And the inbox has all its chunks again.
-        end.put(endpoint, vec![shape.part(&end.pool, remote)]).unwrap();
-        let mut expected = vec![0; bytes as usize];
-        shape.apply(&pattern(bytes), &mut expected);
-        assert!(target.holds(&expected), "{route}");
+        check_cancelled(&end, &mut target, (0..10).map(|round| Duration::from_micros(300 * round)));
     }
 }
 

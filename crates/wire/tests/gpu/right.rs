@@ -177,23 +177,29 @@ fn what_is_cancelled_is_over() {
         let transports_of_target = transports.map(str::to_owned);
         let mut target = Target::start(&Setup { transports: transports_of_target, ..Setup::new(bytes) });
         let end = End::start(Some(route), transports, bytes);
-        let (endpoint, remote) = end.connect(&target);
-        let shape = Shape::blocks(4096, (bytes / 4096) as u32, &mut Random(4));
-        for round in 0..20 {
-            end.worker.put(endpoint, TransferId(round), vec![shape.part(&end.pool, remote)]).unwrap();
-            std::thread::sleep(std::time::Duration::from_micros(50 * round));
-            end.worker.cancel(TransferId(round)).unwrap();
-            let ended = end.done();
-            assert!(matches!(ended, Ok(_) | Err(PutError::Cancelled)), "{route}: {ended:?}");
-            target.fill(0xee);
-            assert!(target.holds(&vec![0xee; bytes as usize]), "{route}: something was written after the end");
-        }
-        // And the slab, or the inbox, has all its chunks again.
-        end.put(endpoint, vec![shape.part(&end.pool, remote)]).unwrap();
-        let mut expected = vec![0; bytes as usize];
-        shape.apply(&pattern(bytes), &mut expected);
-        assert!(target.holds(&expected), "{route}");
+        check_cancelled(&end, &mut target, (0..20).map(|round| Duration::from_micros(50 * round)));
     }
+}
+
+/// Cancels a transfer of all of the pool after each of these times, and then moves it whole.
+pub(crate) fn check_cancelled(end: &End, target: &mut Target, times: impl Iterator<Item = Duration>) {
+    let bytes = target.card.bytes;
+    let (endpoint, remote) = end.connect(target);
+    let shape = Shape::blocks(4096, (bytes / 4096) as u32, &mut Random(4));
+    for (round, time) in (0..).zip(times) {
+        end.worker.put(endpoint, TransferId(round), vec![shape.part(&end.pool, remote)]).unwrap();
+        thread::sleep(time);
+        end.worker.cancel(TransferId(round)).unwrap();
+        let ended = end.done();
+        assert!(matches!(ended, Ok(_) | Err(PutError::Cancelled)), "{time:?}: {ended:?}");
+        target.fill(0xee);
+        assert!(target.holds(&vec![0xee; bytes as usize]), "{time:?}: something was written after the end");
+    }
+    // And the slab, or the inbox, has all its chunks again.
+    end.put(endpoint, vec![shape.part(&end.pool, remote)]).unwrap();
+    let mut expected = vec![0; bytes as usize];
+    shape.apply(&pattern(bytes), &mut expected);
+    assert!(target.holds(&expected));
 }
 
 /// A slab of few small chunks: every credit is used again and again.
