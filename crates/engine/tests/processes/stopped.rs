@@ -22,11 +22,23 @@ const LATE: Duration = Duration::from_millis(150 + 850);
 const SLOW: Duration = Duration::MAX;
 
 #[test]
-fn a_frozen_source_may_write_until_it_has_gone_on_and_stopped() {
-    for way in WAYS {
-        for point in POINTS {
-            within(PATIENCE + LATE, || receive_of_a_frozen_source(way, point));
-        }
+fn a_frozen_source_that_writes_may_do_so_until_it_has_gone_on_and_stopped() {
+    receives_of_a_frozen_source(Way::Direct);
+}
+
+#[test]
+fn a_frozen_source_that_lands_is_not_waited_for() {
+    receives_of_a_frozen_source(Way::Landing);
+}
+
+#[test]
+fn a_frozen_source_over_tcp_is_waited_for_where_it_may_write() {
+    receives_of_a_frozen_source(Way::Tcp);
+}
+
+fn receives_of_a_frozen_source(way: Way) {
+    for point in POINTS {
+        within(PATIENCE + LATE, || receive_of_a_frozen_source(way, point));
     }
 }
 
