@@ -6,7 +6,7 @@
  *   for the call only.
  * - What a call writes is there after KVF_OK. After anything but KVF_OK and KVF_PENDING, kvf_last_error says what went wrong.
  * - A handle is of no use in a process that was forked off the one that made it: calls end with KVF_FORKED, and freeing it does
- *   nothing. Nor can such a process start an engine or an agent if one was at work when it was forked off.
+ *   nothing. Nor can such a process start an engine or an agent if there had been one when it was forked off.
  */
 
 #ifndef KVFERRY_H
@@ -65,8 +65,8 @@ enum kvf_status
   KVF_PANIC = 17,
   // Two instances cannot serve each other, or there are no such tokens.
   KVF_MATCH = 18,
-  // The handle was made in the process that this one was forked off, or an engine or agent was at work there then: fork before
-  // there is one.
+  // The handle was made in the process that this one was forked off, or there had been an engine or an agent: fork before there
+  // is any.
   KVF_FORKED = 19,
 };
 #ifndef __cplusplus

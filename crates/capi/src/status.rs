@@ -51,8 +51,8 @@ pub enum Status {
     KvfPanic = 17,
     /// Two instances cannot serve each other, or there are no such tokens.
     KvfMatch = 18,
-    /// The handle was made in the process that this one was forked off, or an engine or agent was at work there then: fork before
-    /// there is one.
+    /// The handle was made in the process that this one was forked off, or there had been an engine or an agent: fork before there
+    /// is any.
     KvfForked = 19,
 }
 

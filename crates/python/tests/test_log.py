@@ -120,13 +120,11 @@ class Keep(logging.Handler):
 logging.getLogger("kvferry").addHandler(Keep())
 logging.getLogger("kvferry").setLevel(logging.INFO)
 kvferry.forward_log()
-kvferry.Engine(instance="of the parent").close()
 child = os.fork()
 if child == 0:
     status = 1
     try:
-        heard.clear()
-        # None of the parent's is at work, so there may be one here.
+        # The parent has had none, so there may be one here.
         kvferry.Engine(instance="unheard").close()
         kvferry.forward_log()
         engine = kvferry.Engine(instance="of the child")

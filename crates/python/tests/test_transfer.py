@@ -367,6 +367,27 @@ def test_a_forked_process_is_told(connected: Pair) -> None:
     assert post(source, destination, 2)[0].wait(PATIENCE)[0].nbytes == BYTES
 
 
+def test_nothing_starts_in_a_fork_of_a_process_that_had_an_engine() -> None:
+    """Though it is closed: UCX's locks may be held by any thread that allocates memory."""
+    script = """
+import os
+import kvferry
+kvferry.Engine().close()
+child = os.fork()
+if child == 0:
+    try:
+        kvferry.Engine()
+    except kvferry.ForkedError as error:
+        os._exit(0 if error.kind == "Forked" else 2)
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+kvferry.Engine().close()
+print("refused")
+"""
+    said = subprocess.run([sys.executable, "-c", script], timeout=120, capture_output=True, text=True)
+    assert (said.returncode, said.stdout) == (0, "refused\n"), said.stderr
+
+
 def test_an_interpreter_that_ends_closes_what_is_left() -> None:
     """Engines in the middle of requests, with a thread that waits for one: UCX must not be torn down under their threads."""
     script = """

@@ -21,6 +21,7 @@ use crate::cuda::driver::CudaError;
 use crate::cuda::gpu::Gpu;
 use crate::cuda::memory::DeviceMemory;
 use crate::error::{OpenError, RegionError};
+use crate::forked;
 use crate::memory::HostMemory;
 use crate::options::{ContextOptions, Pages};
 use crate::region::{Region, RegionId, WeakRegion};
@@ -74,8 +75,9 @@ impl Context {
     ///
     /// [`OpenError`]; nothing is left behind.
     pub fn open(options: &ContextOptions) -> Result<Self, OpenError> {
-        let gpu = options.cuda.as_ref().map(Gpu::open).transpose()?;
         let ucx = ucx_sys::load()?;
+        forked::claim()?;
+        let gpu = options.cuda.as_ref().map(Gpu::open).transpose()?;
         let transports = options.transports.as_deref();
         let _as_wanted = environment(options);
         let config = Config::read(ucx)?;

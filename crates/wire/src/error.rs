@@ -55,9 +55,9 @@ pub enum OpenError {
         /// Its number.
         cpu: usize,
     },
-    /// This process was forked off one in which workers ran, and UCX may be in the middle of something for ever. Start processes by
-    /// executing them (Python: by multiprocessing's "spawn"), or fork before there is a worker.
-    #[error("this process was forked off one in which UCX was at work")]
+    /// This process was forked off one that had opened UCX, which may be in the middle of something here for ever. Start processes by
+    /// executing them (Python: by multiprocessing's "spawn"), or fork before there is a [`Context`](crate::Context).
+    #[error("this process was forked off one that had opened UCX")]
     Forked,
     /// The operating system refused a thread or a file descriptor.
     #[error("cannot start the progress thread")]

@@ -1,51 +1,33 @@
-//! Processes that are forked off one in which workers run.
+//! Processes that are forked off one in which UCX was opened.
 //!
-//! UCX has a thread of its own for them, which may hold any lock of UCX's when the process is forked. In the child nobody gives it
-//! back: the next worker there would wait for it for ever (`ucs_async_set_event_handler`; seen once, with 1.13.1, on a
-//! busy machine). So there is none.
+//! UCX has a thread of its own, and looks at every call of the process that maps or unmaps memory, whichever thread makes it. Any
+//! thread may be inside one of its locks when the process is forked. In the child nobody gives that back, and whoever opens UCX
+//! there waits for it for ever: seen with 1.13.1 while a worker ran (`ucs_async_set_event_handler`), and when all had been closed and
+//! another thread was allocating (`ucm_event_enter_exclusive`). So UCX is not opened there.
 
 use std::process;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::error::OpenError;
 
-/// A process, and how many workers run in it: 32 bits each, changed at once. In a child it is as it was when it was forked off.
-static RUNNING: AtomicU64 = AtomicU64::new(0);
+/// The process that has opened UCX, 0 before any has. In a child it is what it was in its parent.
+static OPENED_IN: AtomicU32 = AtomicU32::new(0);
 
-/// A worker that runs. Held until its thread has ended.
-#[derive(Debug)]
-pub(crate) struct Running(());
-
-impl Running {
-    /// # Errors
-    ///
-    /// [`OpenError::Forked`].
-    pub(crate) fn new() -> Result<Self, OpenError> {
-        // Nothing is read on the strength of it but itself: no order is asked for.
-        let counted = RUNNING.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |seen| one_more(seen, process::id()));
-        counted.map(|_| Self(())).map_err(|_| OpenError::Forked)
-    }
+/// To be asked before UCX is opened, or anything is begun with it.
+///
+/// # Errors
+///
+/// [`OpenError::Forked`].
+pub(crate) fn claim() -> Result<(), OpenError> {
+    claim_in(&OPENED_IN, process::id())
 }
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        let fewer = |seen| (split(seen).0 == process::id()).then(|| seen - 1);
-        let _ = RUNNING.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer); // another's: it stays as it was
+fn claim_in(opened_in: &AtomicU32, own: u32) -> Result<(), OpenError> {
+    // Nothing is read on the strength of it but itself: no order is asked for.
+    match opened_in.compare_exchange(0, own, Ordering::Relaxed, Ordering::Relaxed) {
+        Err(owner) if owner != own => Err(OpenError::Forked),
+        _ => Ok(()),
     }
-}
-
-/// One worker more in `process`; `None` if some ran in another when this one was forked off it.
-fn one_more(seen: u64, process: u32) -> Option<u64> {
-    match split(seen) {
-        (owner, _) if owner == process => Some(seen + 1),
-        (_, 0) => Some((u64::from(process) << 32) + 1),
-        _ => None,
-    }
-}
-
-fn split(seen: u64) -> (u32, u32) {
-    let [owner, count] = [seen >> 32, seen & u64::from(u32::MAX)].map(|half| u32::try_from(half).unwrap_or_default());
-    (owner, count)
 }
 
 #[cfg(test)]
@@ -53,12 +35,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_child_has_workers_if_its_parent_had_none_then() {
-        let first = one_more(0, 7).unwrap();
-        let second = one_more(first, 7).unwrap();
-        assert_eq!((split(first), split(second)), ((7, 1), (7, 2)));
-        assert_eq!(one_more(second, 8), None);
-        assert_eq!(one_more(first, 8), None);
-        assert_eq!(one_more(first - 1, 8).map(split), Some((8, 1)));
+    fn only_the_process_that_was_first_opens_ucx() {
+        let opened_in = AtomicU32::new(0);
+        assert!(claim_in(&opened_in, 7).is_ok());
+        assert!(claim_in(&opened_in, 7).is_ok());
+        assert!(matches!(claim_in(&opened_in, 8), Err(OpenError::Forked)));
     }
 }

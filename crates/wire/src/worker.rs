@@ -23,7 +23,7 @@ use crate::cuda::target::DeviceTarget;
 use crate::endpoint::{EndpointId, KeyId, Lane, RemoteRegion};
 use crate::error::{CommandError, OpenError, TransferError};
 use crate::event::{Event, STATS_BYTES_MAX, TransferId};
-use crate::forked::Running;
+use crate::forked;
 use crate::frame::FRAME_PAYLOAD_BYTES_MAX;
 use crate::helm::{Helm, Restless};
 use crate::listener::Listener;
@@ -123,7 +123,7 @@ impl Worker {
         (commands, command_queue): (Sender<Command>, Receiver<Command>),
         prompt: bool,
     ) -> Result<Self, OpenError> {
-        let running = Running::new()?;
+        forked::claim()?; // the context may be the parent's
         let helm = Arc::new(Helm::new(context, commands.clone())?);
         let (started, start) = bounded(1);
         let (stop, stopped) = bounded(0);
@@ -131,7 +131,6 @@ impl Worker {
         let (its_context, its_helm, its_permits) = (context.clone(), helm.clone(), permits.clone());
         thread::Builder::new().name("kvferry-wire".to_owned()).spawn(move || {
             its_helm.run(its_context, epoch, (listener, command_queue, its_permits), &started);
-            drop(running);
             drop(stop); // the handle sees the channel disconnect
         })?;
         let address = start.recv().map_err(|_| io::Error::other("the progress thread ended at once"))??;

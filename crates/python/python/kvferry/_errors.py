@@ -61,8 +61,8 @@ class KvferryError(Exception):
 
 
 class ForkedError(KvferryError):
-    """The object was made before this process was forked off; or it would be made now, but UCX was at work when that happened, and may
-    be in the middle of something here for ever. Fork before there is an engine, or spawn processes instead."""
+    """The object was made before this process was forked off; or it would be made now, but UCX had been opened when that happened, and
+    may be in the middle of something here for ever. Fork before there is any engine, or spawn processes instead."""
 
 
 class ClosedError(KvferryError):
