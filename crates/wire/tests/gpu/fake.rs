@@ -16,7 +16,6 @@ fn what_arrives_is_right_over_a_driver_that_is_none() {
         "right::two_sources",
         "right::between",
         "right::from_",
-        "right::rounds",
         "one_sided::",
     ];
     let status = Command::new(std::env::current_exe().unwrap())
