@@ -6,7 +6,7 @@ use ucx_sys::Version;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::frame::PROTOCOL_VERSION;
-use crate::inbox::chunk_stride;
+use crate::inbox::chunk_offset;
 use crate::region::{OwnerId, RegionCard};
 
 const MAGIC: [u8; 4] = *b"KVFA";
@@ -46,7 +46,7 @@ pub(crate) struct InboxCard {
 impl InboxCard {
     /// Where in the region a chunk starts, whether there is one or not.
     pub(crate) fn offset_of(&self, chunk: u32) -> u64 {
-        u64::from(chunk) * chunk_stride(self.chunk_bytes)
+        chunk_offset(chunk, self.chunk_bytes)
     }
 }
 

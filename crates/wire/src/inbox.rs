@@ -19,5 +19,10 @@ pub(crate) fn chunk_stride(chunk_bytes: u32) -> u64 {
     u64::from(chunk_bytes).next_multiple_of(UNIT_BYTES)
 }
 
+/// Where a chunk starts, from the first.
+pub(crate) fn chunk_offset(chunk: u32, chunk_bytes: u32) -> u64 {
+    u64::from(chunk) * chunk_stride(chunk_bytes)
+}
+
 #[cfg(test)]
 mod tests;

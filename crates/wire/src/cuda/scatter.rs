@@ -15,7 +15,7 @@ use crate::cuda::incoming::Incoming;
 use crate::cuda::kernel::CHUNKS;
 use crate::cuda::queue::{Prepared, Queue, Ticket};
 use crate::cuda::slab::Slab;
-use crate::inbox::chunk_stride;
+use crate::inbox::chunk_offset;
 use crate::inbox::message::Refusal;
 use crate::region::Region;
 use crate::stage::stage;
@@ -93,7 +93,7 @@ impl Scatterer {
         let mut queue = self.queue.borrow_mut();
         let base = inbox.device_address(queue.gpu());
         let place = base.map(|base| match chunks {
-            [chunk] => Slab::at(base + u64::from(*chunk) * chunk_stride(chunk_bytes)),
+            [chunk] => Slab::at(base + chunk_offset(*chunk, chunk_bytes)),
             chunks => Slab::of(base, self.chunk_units, chunks),
         });
         let ticket = place.and_then(|place| {

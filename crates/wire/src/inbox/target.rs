@@ -13,9 +13,9 @@ use crate::cuda::kernel::CHUNKS;
 use crate::cuda::scatter::{Scatterer, Scattering};
 use crate::cursor::Cursor;
 use crate::error::{RegionError, TransferError};
-use crate::inbox::chunk_stride;
 use crate::inbox::message::{Body, ConnectionId, Description, Refusal, StreamId};
 use crate::inbox::units::UnitStream;
+use crate::inbox::{chunk_offset, chunk_stride};
 use crate::permits::Permit;
 use crate::pieces::{Shape, Size};
 use crate::region::{MemoryKind, Region};
@@ -515,7 +515,7 @@ impl Inbox {
             return;
         }
         if let Some(bytes) = bytes {
-            let base = u64::from(chunk) * chunk_stride(self.chunk_bytes);
+            let base = chunk_offset(chunk, self.chunk_bytes);
             if bytes.len() as u64 != stream.part_bytes(index) || self.region.write(base, bytes).is_err() {
                 return;
             }
@@ -613,7 +613,7 @@ impl Inbox {
             return Some(None);
         }
         for (index, chunk) in (index..).zip(&chunks) {
-            stream.scatter(&self.region, u64::from(*chunk) * chunk_stride(self.chunk_bytes), index);
+            stream.scatter(&self.region, chunk_offset(*chunk, self.chunk_bytes), index);
         }
         Some(self.scattered(peer, id, &chunks))
     }

@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
-use super::chunk_stride;
 use super::message::{Body, ConnectionId, Description, PartDescription, Refusal, StreamId};
 use super::target::{DESCRIPTION_BYTES_MAX, Inbox, Peer};
+use super::{chunk_offset, chunk_stride};
 use crate::context::Context;
 use crate::copy::Stores;
 use crate::options::ContextOptions;
@@ -96,7 +96,7 @@ impl Source {
         let bytes: Vec<u8> = (start..BYTES.min(start + u64::from(CHUNK))).map(byte).collect();
         let from = self.context.allocate(u64::from(CHUNK)).unwrap();
         from.write(0, &bytes).unwrap();
-        let offset = u64::from(chunk) * chunk_stride(CHUNK);
+        let offset = chunk_offset(chunk, CHUNK);
         let window = self.inbox.region().window();
         window.copy_from(offset, from.window(), 0, bytes.len() as u64, Stores::Cached).unwrap();
         self.next_index += 1;
