@@ -390,6 +390,15 @@ impl Shared {
                 state.peers.remove(&epoch);
             }
         }
+        // One that has failed is kept to hear of the end of its process, and one of them is enough.
+        let live = state.peers.get(&epoch).and_then(Peer::endpoint);
+        state.endpoints.retain(|id, of| {
+            let failed_before = *of == epoch && *id != endpoint && Some(*id) != live;
+            if failed_before {
+                let _ = self.worker().close(*id); // a worker that has stopped has none
+            }
+            !failed_before
+        });
         let lost = self.lose_reads(&mut state, epoch);
         self.answered.notify_all();
         drop(state);

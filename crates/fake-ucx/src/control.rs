@@ -81,6 +81,14 @@ impl Fake {
     }
 }
 
+impl Session {
+    /// Puts that were under way on endpoints when these were closed, so far.
+    #[must_use]
+    pub fn cut_puts(&self) -> usize {
+        exports::with(self.fake.world, |world| world.cut_puts)
+    }
+}
+
 impl Drop for Session {
     fn drop(&mut self) {
         let violations = exports::with(self.fake.world, |world| std::mem::take(&mut world.violations));

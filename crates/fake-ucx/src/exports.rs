@@ -327,27 +327,28 @@ unsafe extern "C" fn ucp_tag_send_nbx(
     endpoint: ucp_ep_h,
     from: *const c_void,
     bytes: usize,
-    _tag: u64,
+    tag: u64,
     param: *const ucp_request_param_t,
 ) -> *mut c_void {
     // SAFETY: live parameters, with a callback for what is sent.
     let callback = unsafe { Callback::of(param, false) };
     // SAFETY: the caller's buffer, for the time of the call.
     let message = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) }.to_vec();
-    answer(world(|world| world.send(number(endpoint), message, callback)))
+    answer(world(|world| world.send(number(endpoint), tag, message, callback)))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ucp_tag_probe_nb(
     worker: ucp_worker_h,
     tag: u64,
-    _mask: u64,
+    mask: u64,
     _remove: c_int,
     info: *mut ucp_tag_recv_info_t,
 ) -> ucp_tag_message_h {
-    let Some((message, length)) = world(|world| world.probe(number(worker))) else { return ptr::null_mut() };
+    let found = world(|world| world.probe(number(worker), tag, mask));
+    let Some((message, sender_tag, length)) = found else { return ptr::null_mut() };
     // SAFETY: a place for the result.
-    unsafe { info.write(ucp_tag_recv_info_t { sender_tag: tag, length }) }
+    unsafe { info.write(ucp_tag_recv_info_t { sender_tag, length }) }
     handle(message)
 }
 

@@ -26,6 +26,8 @@ pub enum Fault {
     Overtaken,
     /// A message and all behind it, a put or a get waits for so many turns of its worker.
     Delay(u64),
+    /// A message arrives in part, and the rest never does.
+    Tear,
     /// A bit of byte `.0` of a message is another, counted round its length.
     Damage(usize),
     /// The operation fails, and nothing else does.

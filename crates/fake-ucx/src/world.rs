@@ -14,6 +14,9 @@ use crate::script::{Act, Fault, Script, scramble};
 /// Turns of a worker for which a completed put is not there unless a flush asks for it.
 const UNFLUSHED_TURNS: u64 = 50;
 
+/// Longest put that goes as one part.
+const WHOLE_BYTES_MAX: u64 = 4096;
+
 /// Turns after which a message that nothing overtakes arrives all the same.
 const OVERTAKEN_TURNS: u64 = 400;
 
@@ -22,6 +25,8 @@ pub(crate) struct World {
     pub(crate) script: Script,
     /// What the program did and must not do.
     pub(crate) violations: Vec<String>,
+    /// Puts under way on endpoints that were closed.
+    pub(crate) cut_puts: usize,
     next: u64,
     created: usize,
     memories: BTreeMap<u64, Memory>,
@@ -29,7 +34,7 @@ pub(crate) struct World {
     workers: BTreeMap<u64, Worker>,
     endpoints: BTreeMap<u64, Endpoint>,
     requests: BTreeMap<u64, Request>,
-    messages: BTreeMap<u64, Vec<u8>>,
+    messages: BTreeMap<u64, Message>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -51,11 +56,19 @@ struct Worker {
     dead: bool,
     turn: u64,
     counts: [u64; 4],
-    inbox: VecDeque<Vec<u8>>,
+    inbox: VecDeque<Message>,
     receiving: Vec<Receiving>,
     /// What closed endpoints leave behind: requests with their ends, and puts that still land.
     ended: Vec<(u64, Status)>,
     adrift: Vec<Landing>,
+}
+
+#[derive(Clone, Debug)]
+struct Message {
+    tag: u64,
+    bytes: Vec<u8>,
+    /// The rest of it never comes.
+    torn: bool,
 }
 
 #[derive(Debug)]
@@ -84,7 +97,7 @@ struct Endpoint {
 
 #[derive(Debug)]
 struct Outgoing {
-    bytes: Vec<u8>,
+    message: Message,
     due: u64,
     serial: u64,
 }
@@ -144,6 +157,7 @@ impl World {
         self.script = script;
         self.created = 0;
         self.violations.clear();
+        self.cut_puts = 0;
         self.workers.values_mut().for_each(|worker| worker.name = usize::MAX);
     }
 
@@ -303,7 +317,8 @@ impl World {
         Start::Request(request)
     }
 
-    pub(crate) fn send(&mut self, endpoint: u64, mut bytes: Vec<u8>, callback: Option<Callback>) -> Start {
+    pub(crate) fn send(&mut self, endpoint: u64, tag: u64, bytes: Vec<u8>, callback: Option<Callback>) -> Start {
+        let mut message = Message { tag, bytes, torn: false };
         let (fault, turn, serial, at_once) = match self.begin(endpoint, Act::Send) {
             Ok(begun) => begun,
             Err(status) => return Start::Now(status),
@@ -314,18 +329,21 @@ impl World {
             Some(Fault::Fail(status) | Fault::Break(status)) => return self.end(endpoint, at_once, status, callback),
             Some(Fault::Lose | Fault::KillPeer) => return self.end(endpoint, at_once, Status::OK, callback),
             Some(Fault::Overtaken) if known.overtaken.is_none() => {
-                known.overtaken = Some(Outgoing { bytes, due: turn + OVERTAKEN_TURNS, serial });
+                known.overtaken = Some(Outgoing { message, due: turn + OVERTAKEN_TURNS, serial });
                 return self.end(endpoint, at_once, Status::OK, callback);
             }
-            Some(Fault::Double) => known.sends.push_back(Outgoing { bytes: bytes.clone(), due, serial }),
+            Some(Fault::Double) => {
+                known.sends.push_back(Outgoing { message: message.clone(), due, serial });
+            }
+            Some(Fault::Tear) => message.torn = true,
             Some(Fault::Delay(turns)) => due += turns,
-            Some(Fault::Damage(place)) if !bytes.is_empty() => {
-                let place = place % bytes.len();
-                bytes[place] ^= 1 << (place % 8);
+            Some(Fault::Damage(place)) if !message.bytes.is_empty() => {
+                let place = place % message.bytes.len();
+                message.bytes[place] ^= 1 << (place % 8);
             }
             _ => {}
         }
-        known.sends.push_back(Outgoing { bytes, due, serial });
+        known.sends.push_back(Outgoing { message, due, serial });
         self.end(endpoint, at_once, Status::OK, callback)
     }
 
@@ -433,6 +451,7 @@ impl World {
             return Start::Now(Status::ERR_INVALID_PARAM);
         };
         let request = self.request(None);
+        self.cut_puts += closed.copies.iter().filter(|copy| !copy.get).count();
         if let Some(worker) = self.workers.get_mut(&closed.worker) {
             let cancelled = Status::ERR_CANCELED;
             worker.ended.extend(closed.ending);
@@ -446,12 +465,15 @@ impl World {
         Start::Request(request)
     }
 
-    /// Takes the first message of a worker.
-    pub(crate) fn probe(&mut self, worker: u64) -> Option<(u64, usize)> {
-        let bytes = self.workers.get_mut(&worker)?.inbox.pop_front()?;
-        let (number, length) = (self.number(), bytes.len());
-        self.messages.insert(number, bytes);
-        Some((number, length))
+    /// Takes the first message of a worker with a tag that has these bits under the mask. Returns its name, tag and length.
+    pub(crate) fn probe(&mut self, worker: u64, tag: u64, mask: u64) -> Option<(u64, u64, usize)> {
+        let inbox = &mut self.workers.get_mut(&worker)?.inbox;
+        let first = inbox.iter().position(|message| (message.tag ^ tag) & mask == 0)?;
+        let message = inbox.remove(first)?;
+        let number = self.number();
+        let found = (number, message.tag, message.bytes.len());
+        self.messages.insert(number, message);
+        Some(found)
     }
 
     pub(crate) fn receive(
@@ -462,13 +484,13 @@ impl World {
         room: usize,
         callback: Option<Callback>,
     ) -> Start {
-        let Some(bytes) = self.messages.remove(&message) else {
+        let Some(Message { bytes, torn, .. }) = self.messages.remove(&message) else {
             self.violation("a message is received twice");
             return Start::Now(Status::ERR_INVALID_PARAM);
         };
         let status = if bytes.len() > room { Status::ERR_MESSAGE_TRUNCATED } else { Status::OK };
         let request = self.request(callback);
-        if let Some(worker) = self.workers.get_mut(&worker) {
+        if let Some(worker) = self.workers.get_mut(&worker).filter(|_| !torn) {
             worker.receiving.push(Receiving { request, to, bytes, status });
         }
         Start::Request(request)
@@ -560,13 +582,13 @@ impl World {
             }
         }
         let peer = endpoint.peer;
-        let mut arrived: Vec<Vec<u8>> = Vec::new();
+        let mut arrived: Vec<Message> = Vec::new();
         while endpoint.sends.front().is_some_and(|message| message.due <= turn) {
-            arrived.extend(endpoint.sends.pop_front().map(|message| message.bytes));
-            arrived.extend(endpoint.overtaken.take().map(|message| message.bytes));
+            arrived.extend(endpoint.sends.pop_front().map(|sent| sent.message));
+            arrived.extend(endpoint.overtaken.take().map(|sent| sent.message));
         }
         if endpoint.overtaken.as_ref().is_some_and(|message| message.due <= turn) {
-            arrived.extend(endpoint.overtaken.take().map(|message| message.bytes));
+            arrived.extend(endpoint.overtaken.take().map(|sent| sent.message));
         }
         let copies: Vec<Copy> = endpoint.copies.extract_if(.., |copy| copy.due <= turn).collect();
         let mut landings = Vec::new();
@@ -576,8 +598,10 @@ impl World {
         }
         let Some(endpoint) = self.endpoints.get_mut(&number) else { return };
         endpoint.landings.extend(landings);
-        // A flush is done when nothing older is on its way, and has the puts that have completed land.
-        let copying = endpoint.copies.iter().map(|copy| copy.serial);
+        // A flush is done when nothing older is on its way, and has the puts that have completed land. Of a long one that has not
+        // completed it covers a part, which is the same as nothing.
+        let covered = endpoint.copies.iter().filter(|copy| copy.get || copy.bytes <= WHOLE_BYTES_MAX);
+        let copying = covered.map(|copy| copy.serial);
         let oldest = copying.chain(endpoint.sends.iter().map(|message| message.serial)).min().unwrap_or(u64::MAX);
         let flushed: Vec<Flush> = endpoint.flushes.extract_if(.., |flush| flush.serial < oldest).collect();
         let newest = flushed.iter().map(|flush| flush.serial).max().unwrap_or(0);

@@ -264,8 +264,7 @@ impl Connection {
 
     /// Starts to close the connection in an orderly way.
     pub(crate) fn leave(self) -> Leaving {
-        let settled = self.raw.flush();
-        Leaving { connection: self, settled, said: false, deadline: Instant::now() + FAREWELL_DEADLINE }
+        Leaving { connection: self, settled: None, said: false, deadline: Instant::now() + FAREWELL_DEADLINE }
     }
 }
 
@@ -273,7 +272,7 @@ impl Connection {
 /// not before, or a late put would hit whoever is granted them next.
 pub(crate) struct Leaving {
     connection: Connection,
-    settled: Operation,
+    settled: Option<Operation>,
     said: bool,
     deadline: Instant,
 }
@@ -283,20 +282,22 @@ impl Leaving {
         self.connection.id
     }
 
-    /// Whether it is time to cut the connection. A peer that does not answer is not waited for beyond a deadline. While a GPU
-    /// is `copying` for it nothing is said yet.
-    pub(crate) fn is_over(&mut self, sender: &Sender<'_>, copying: bool) -> bool {
+    /// Whether it is time to cut the connection. A peer that does not answer is not waited for beyond a deadline. While something
+    /// that was posted on it is `writing` nothing is said yet, nor is there a flush that would cover all of it.
+    pub(crate) fn is_over(&mut self, sender: &Sender<'_>, writing: bool) -> bool {
         let connection = &mut self.connection;
         if connection.raw.failure() != Status::OK || Instant::now() >= self.deadline {
             return true;
         }
-        match self.settled.result() {
+        if writing {
+            return false;
+        }
+        match self.settled.get_or_insert_with(|| connection.raw.flush()).result() {
             None => false,
-            Some(_) if copying => false,
             Some(Status::OK) if connection.greeted && !self.said => {
                 self.said = true;
                 connection.say(sender, Body::Bye);
-                self.settled = connection.raw.flush();
+                self.settled = Some(connection.raw.flush());
                 false
             }
             Some(_) => true,

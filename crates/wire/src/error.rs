@@ -277,7 +277,8 @@ pub enum PutError {
         /// Length.
         bytes: u64,
     },
-    /// The peer did not take the transfer: nothing of it was written.
+    /// The peer did not take the transfer: nothing of it is written any more, and nothing was but what it had taken in before it
+    /// [revoked](Refusal::Revoked) the transfer or its GPU failed.
     #[error("the peer refused the transfer")]
     Refused {
         /// The peer's reason.

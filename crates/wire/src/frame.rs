@@ -8,7 +8,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Version of the control messages. Peers of another version are refused.
-pub const PROTOCOL_VERSION: u16 = 3;
+pub const PROTOCOL_VERSION: u16 = 4;
 
 /// Most bytes of payload that a frame may carry: a block map of 131,072 blocks and room to spare.
 pub const FRAME_PAYLOAD_BYTES_MAX: usize = 1 << 20;
@@ -43,6 +43,23 @@ impl StreamNumber {
     pub(crate) fn next() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self(NEXT.fetch_add(1, Ordering::Relaxed)) // only uniqueness is asked of it
+    }
+}
+
+/// What UCX is told of a message: which stream it belongs to. It is known before the message has come whole, so that those of others
+/// need not wait for one whose sender is stopped, or dies, in the middle of it. A claim, as the frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tag(pub(crate) u64);
+
+impl Tag {
+    /// Of the frames that `stream` of the worker of epoch `epoch` numbers, and hardly any others: half of each.
+    pub(crate) fn new(epoch: u64, stream: StreamNumber) -> Self {
+        Self(epoch << 32 | (stream.0 & u64::from(u32::MAX)))
+    }
+
+    /// Whether the worker of epoch `epoch` has sent it, and hardly any other.
+    pub(crate) fn is_of(self, epoch: u64) -> bool {
+        self.0 >> 32 == epoch & u64::from(u32::MAX)
     }
 }
 

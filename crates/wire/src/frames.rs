@@ -16,13 +16,15 @@
 //!
 //! Frames are numbered from the offer on. Both ways keep their order, so the receiver takes whichever has the next number: what
 //! comes by UCX finds all that is before it delivered, or in the ring, and what is in the ring ahead of its turn stays there.
-//! Nothing else is ever held back.
+//! Nothing else is ever held back: a message of UCX says which stream it belongs to before it has come whole, and one whose sender is
+//! stopped or killed in the middle of it holds up its own stream.
 //!
 //! The file is the sender's, made for one connection and never used again: nobody else writes to it, and it is freed when both
 //! have let go of it. A writer that is killed or stopped at any instruction leaves a ring in which what it had published can be
 //! read, and holds up nobody else. What it wrote is a claim: lengths and indices are copied out once and then checked, and what
 //! cannot be ends this connection.
 
+pub(crate) mod arriving;
 pub(crate) mod incoming;
 pub(crate) mod outgoing;
 pub(crate) mod ring;

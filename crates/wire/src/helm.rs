@@ -70,13 +70,24 @@ pub(crate) enum Restless {
     Taken,
 }
 
-/// The lock, for a turn. If that panics, nobody makes another.
-struct Turning<'a>(MutexGuard<'a, Option<Progress>>);
+/// The lock, for a turn. If that panics, nobody makes another. One that is made while a caller's panic unwinds, by what it drops, is
+/// as good as any.
+struct Turning<'a> {
+    state: MutexGuard<'a, Option<Progress>>,
+    in_panic: bool,
+}
+
+impl<'a> Turning<'a> {
+    fn new(state: MutexGuard<'a, Option<Progress>>) -> Self {
+        Self { state, in_panic: thread::panicking() }
+    }
+}
 
 impl Drop for Turning<'_> {
     fn drop(&mut self) {
         if thread::panicking()
-            && let Some(progress) = self.0.take()
+            && !self.in_panic
+            && let Some(progress) = self.state.take()
         {
             progress.abandon();
         }
@@ -135,8 +146,8 @@ impl Helm {
                 active = Instant::now();
                 continue;
             }
-            let mut turning = Turning(self.state.lock());
-            let Some(progress) = turning.0.as_mut().filter(|progress| progress.is_running()) else { return };
+            let mut turning = Turning::new(self.state.lock());
+            let Some(progress) = turning.state.as_mut().filter(|progress| progress.is_running()) else { return };
             if !self.sleepers.caller_is_asleep() {
                 progress.disarm();
             }
@@ -157,7 +168,7 @@ impl Helm {
 
     /// Sleeps until UCX, a command or the end of a peer wakes it.
     fn sleep(&self, turning: Turning<'_>) {
-        let Some(wakers) = turning.0.as_ref().map(Progress::wakers) else { return };
+        let Some(wakers) = turning.state.as_ref().map(Progress::wakers) else { return };
         if self.sleepers.thread_sleeps(|| drop(turning), || self.is_commanded()) {
             let fds = wakers.iter().map(AsFd::as_fd).chain([self.wake.as_fd()]);
             let mut fds: Vec<PollFd<'_>> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
@@ -215,8 +226,8 @@ impl Helm {
     /// A caller is about to sleep in the thread's place, on what is returned. To be followed by [`get_up`](Self::get_up); what
     /// the caller waits for has to be looked at in between.
     pub(crate) fn lie_down(&self) -> Result<Vec<Arc<OwnedFd>>, Restless> {
-        let mut turning = Turning(self.state.try_lock().ok_or(Restless::Busy)?);
-        let progress = turning.0.as_mut().filter(|_| self.open).ok_or(Restless::Taken)?;
+        let mut turning = Turning::new(self.state.try_lock().ok_or(Restless::Busy)?);
+        let progress = turning.state.as_mut().filter(|_| self.open).ok_or(Restless::Taken)?;
         if self.sleepers.caller_is_asleep() {
             return Err(Restless::Taken);
         }
@@ -266,8 +277,8 @@ impl Helm {
     /// Makes turns while something moves. `None` if somebody else does, who looks for commands afterwards, or the worker has
     /// stopped.
     fn turns(&self, most: usize) -> Option<Turned> {
-        let mut turning = Turning(self.open.then(|| self.state.try_lock()).flatten()?);
-        let progress = turning.0.as_mut()?;
+        let mut turning = Turning::new(self.open.then(|| self.state.try_lock()).flatten()?);
+        let progress = turning.state.as_mut()?;
         if self.sleepers.nobody_sleeps() {
             progress.disarm();
         }
@@ -286,7 +297,7 @@ impl Helm {
         let in_flight = !progress.is_idle()
             || !progress.is_running()
             || progress.connected() != connected
-            || !(self.sleepers.nobody_sleeps() || progress.is_armed());
+            || !(self.sleepers.nobody_sleeps() || progress.arm_for_sent());
         // The message that was to wake the thread may have been taken here, and there is no other before it has been up.
         let did = Did { busy, in_flight, rung: progress.take_rung() };
         let (more, to_wake) = self.sleepers.turned(did, || drop(turning), || self.is_commanded());

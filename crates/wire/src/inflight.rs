@@ -26,6 +26,8 @@ const TELL_INTERVAL: Duration = Duration::from_millis(50);
 pub(crate) struct InFlight {
     pub(crate) endpoint: EndpointId,
     pub(crate) transfer: TransferId,
+    /// Its place among those that were posted.
+    pub(crate) order: StreamId,
     work: Arc<Work>,
     carrier: Carrier,
     route: (Route, RouteReason),
@@ -75,7 +77,7 @@ impl InFlight {
         };
         let now = Instant::now();
         let (told, moved) = ((now, 0), (now, (0, 0)));
-        Self { endpoint, transfer, work, carrier, route, started: now, told, moved, cancelled: false }
+        Self { endpoint, transfer, order: stream, work, carrier, route, started: now, told, moved, cancelled: false }
     }
 
     /// Gives the transfer up: it ends when nothing of it can be written any more.
@@ -110,14 +112,6 @@ impl InFlight {
         }
     }
 
-    /// Whether a GPU copies for the transfer.
-    pub(crate) fn is_on_gpu(&mut self) -> bool {
-        match &mut self.carrier {
-            Carrier::Gpu(carrier) => carrier.outstanding() > 0,
-            _ => false,
-        }
-    }
-
     /// Whether nobody but this process writes the target's memory, if anybody does: it is over when this process has stopped.
     fn copies_itself(&self) -> bool {
         match &self.carrier {
@@ -146,13 +140,14 @@ impl InFlight {
         })
     }
 
-    /// Whether nothing has moved for `deadline`.
-    pub(crate) fn has_stalled(&mut self, now: Instant, deadline: Duration) -> bool {
+    /// When something of it last moved, or of what was posted `before` it on the same connection: it has to wait for that.
+    pub(crate) fn last_moved(&mut self, now: Instant, before: Option<Instant>) -> Instant {
         let mark = (self.moved_bytes(), self.outstanding());
         if mark != self.moved.1 {
             self.moved = (now, mark);
         }
-        now.saturating_duration_since(self.moved.0) >= deadline
+        self.moved.0 = before.map_or(self.moved.0, |before| before.max(self.moved.0));
+        self.moved.0
     }
 
     /// The name of the transfer at the peer's inbox, if it takes that way.
@@ -267,7 +262,8 @@ impl InFlight {
                 };
                 let mut said = Vec::new();
                 let mut say = |body| said.push(body);
-                let mut desk = Desk { context, endpoint: &connection.raw, inbox: &inbox, outbox, say: &mut say };
+                let (id, endpoint) = (connection.id, &connection.raw);
+                let mut desk = Desk { context, id, endpoint, inbox: &inbox, outbox, say: &mut say };
                 let ended = filling.step(&self.work, &mut desk);
                 for body in said {
                     connection.say(sender, body);

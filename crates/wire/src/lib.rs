@@ -26,6 +26,8 @@ mod event;
 mod forked;
 mod frame;
 mod frames;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod helm;
 mod inbox;
 mod inflight;

@@ -26,14 +26,6 @@ impl Listener {
             Self::Gone => {}
         }
     }
-
-    /// Events that wait to be heard.
-    pub(crate) fn backlog(&self) -> usize {
-        match self {
-            Self::Queue(events) => events.len(),
-            Self::Handler(_) | Self::Gone => 0,
-        }
-    }
 }
 
 impl fmt::Debug for Listener {

@@ -1,7 +1,7 @@
 //! What a worker does: takes commands, moves transfers and UCX along, serves the inbox, a turn at a time.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -22,6 +22,7 @@ use crate::endpoint::{EndpointId, KeyId, Lane};
 use crate::error::{CommandError, OpenError};
 use crate::event::{Event, TransferId};
 use crate::frame::{self, Audience, Frame, FrameError};
+use crate::frames::arriving::Arriving;
 use crate::frames::incoming::{Rings, Turn};
 use crate::frames::outgoing::Sender;
 use crate::frames::ring::Damaged;
@@ -32,7 +33,7 @@ use crate::inflight::{InFlight, Means};
 use crate::listener::Listener;
 use crate::permits::{Permit, Permits};
 use crate::process::Process;
-use crate::raw::{Closing, Inbound, RawWorker};
+use crate::raw::{Closing, RawWorker};
 use crate::region::RegionCard;
 use crate::service::Service;
 use crate::stage::stage;
@@ -47,11 +48,14 @@ const PROGRESS_PER_TURN: usize = 64;
 /// Turns in which UCX is not looked at, one after the other.
 const PASSED_OVER_MAX: u32 = 8;
 
-/// Events that may wait for the owner before no more messages are taken from UCX.
-const EVENTS_MAX: usize = 1 << 10;
+/// Messages, of UCX and of rings each, taken between two looks at the commands.
+const MESSAGES_PER_TURN: usize = 1 << 10;
 
 /// Between two times that a busy thread asks the kernel whether its peers live. A sleeping one is woken.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
+
+/// Looks for transfers that do not move, within the time that they may take for it.
+const STALL_LOOKS: u32 = 100;
 
 /// How long a stopping worker flushes and closes, each.
 const STOP_DEADLINE: Duration = Duration::from_secs(1);
@@ -133,7 +137,7 @@ pub(crate) struct Progress {
     copiers: Copiers,
     gpu: Option<Carriers>,
     service: Service,
-    inbound: VecDeque<Inbound>,
+    arriving: Arriving,
     rings: Rings,
     /// Frames that UCX has accepted and not sent.
     unsent: Rc<Cell<u64>>,
@@ -144,6 +148,7 @@ pub(crate) struct Progress {
     passed_over: u32,
     /// When the kernel was last asked for the peers on this host.
     looked: Instant,
+    looked_for_stalled: Instant,
     worker: Rc<RawWorker>, // last: everything above is UCX's
 }
 
@@ -193,13 +198,14 @@ impl Progress {
             copiers,
             gpu,
             service,
-            inbound: VecDeque::new(),
+            arriving: Arriving::default(),
             rings,
             unsent: Rc::new(Cell::new(0)),
             running: true,
             rung: false,
             passed_over: 0,
             looked: Instant::now(),
+            looked_for_stalled: Instant::now(),
             worker,
         };
         Ok((progress, address))
@@ -212,7 +218,7 @@ impl Progress {
 
     /// Makes UCX wake who sleeps on [`wakers`](Self::wakers). `false` if there is something to do first.
     pub(crate) fn arm(&mut self) -> bool {
-        self.listener.backlog() < EVENTS_MAX && self.rings.arm() && self.worker.arm()
+        self.rings.arm() && self.worker.arm()
     }
 
     /// Nobody sleeps, or is going to without another [`arm`](Self::arm).
@@ -245,19 +251,18 @@ impl Progress {
         let _abandoned = std::mem::ManuallyDrop::new(self);
     }
 
-    /// Nothing is in flight, so nothing is lost by sleeping until UCX or a caller has something.
+    /// Nothing is in flight, so nothing is lost by sleeping until UCX or a caller has something: the rest of a message, say.
     pub(crate) fn is_idle(&self) -> bool {
         let gone = self.leaving.is_empty() && self.closing.is_empty();
         gone && !self.service.is_scattering()
             && self.transfers.is_empty()
-            && self.inbound.is_empty()
             && self.unsent.get() == 0
             && !self.worker.has_sent()
     }
 
-    /// Whether UCX wakes who lay down earlier for what others have sent meanwhile.
-    pub(crate) fn is_armed(&self) -> bool {
-        self.worker.is_armed()
+    /// Has UCX wake who lay down earlier for what others have sent meanwhile, too. `false` if there is something to do first.
+    pub(crate) fn arm_for_sent(&self) -> bool {
+        self.worker.arm_for_sent()
     }
 
     /// Does a bounded amount of everything. Returns whether anything moved.
@@ -289,7 +294,7 @@ impl Progress {
         self.cut_left();
         self.reap_closed();
         if !busy && !self.watched.is_empty() {
-            self.report_deaths();
+            busy = self.report_deaths();
         }
         busy
     }
@@ -298,19 +303,22 @@ impl Progress {
         let sender = Sender { epoch: self.epoch, address: &self.address, unsent: &self.unsent };
         match command {
             Command::Connect { endpoint, card, neighbour, peer_epoch, reply } => {
-                let opened = Connection::open(&self.worker, &self.context, endpoint, *card, neighbour, peer_epoch);
-                let connected = opened.map(|connection| {
-                    self.connected += 1;
-                    self.connections.insert(endpoint, connection);
-                });
-                let _ = reply.send(connected); // the caller may have given up
+                match Connection::open(&self.worker, &self.context, endpoint, *card, neighbour, peer_epoch) {
+                    // A caller that has given up would not know of it.
+                    Ok(connection) if reply.send(Ok(())).is_err() => self.leaving.push(connection.leave()),
+                    Ok(connection) => {
+                        self.connected += 1;
+                        self.connections.insert(endpoint, connection);
+                    }
+                    Err(error) => drop(reply.send(Err(error))),
+                }
             }
             Command::Import { endpoint, key, card, target, reply } => {
                 let imported = match self.connections.get_mut(&endpoint) {
                     Some(connection) => connection.import(key, &card, target),
                     None => Err(CommandError::NoEndpoint),
                 };
-                let _ = reply.send(imported); // as above
+                let _ = reply.send(imported); // the caller may have given up
             }
             Command::Send { endpoint, kind, payload } => {
                 if let Some(connection) = self.connections.get_mut(&endpoint) {
@@ -387,16 +395,17 @@ impl Progress {
 
     fn fail(&mut self, connection: Connection, status: Status) {
         let (endpoint, epoch) = (connection.id, connection.peer_epoch);
-        self.watched.extend(connection.process.map(|process| Watched { endpoint, epoch, process }));
+        self.watched.extend(connection.process.map(|process| Watched { endpoint, epoch, process, dead: false }));
         self.closing.push((Closed::Caller(endpoint, status), connection.raw.close(true)));
         self.tell(Event::EndpointFailed { endpoint, status });
     }
 
     /// Says which peers are dead for certain. Called when a look at UCX has found nothing more to take in: the kernel has
-    /// closed a dead process's sockets before it says that it is dead, so whatever it had sent to here has been taken in by
-    /// then. What it had filled of the inbox and nobody has scattered yet is dropped first.
-    fn report_deaths(&mut self) {
-        for Watched { epoch, .. } in self.watched.iter().filter(|watched| watched.process.has_ended()) {
+    /// closed a dead process's sockets before it says that it is dead, so whatever one that was dead before that look had sent to
+    /// here has been taken in. What it had filled of the inbox and nobody has scattered yet is dropped first. Returns whether there
+    /// are any that were alive then.
+    fn report_deaths(&mut self) -> bool {
+        for Watched { epoch, .. } in self.watched.iter().filter(|watched| watched.dead) {
             let answers = self.service.take_of(*epoch).into_iter();
             self.closing.extend(answers.map(|(peer, raw)| (Closed::Answer(peer), raw.close(true))));
         }
@@ -404,7 +413,7 @@ impl Progress {
         let over = |watched: &mut Watched| {
             let answers =
                 |(whose, _): &(Closed, Closing)| matches!(whose, Closed::Answer(peer) if peer.epoch == watched.epoch);
-            watched.process.has_ended()
+            watched.dead
                 && rings.is_drained(watched.epoch)
                 && !closing.iter().any(answers)
                 && !service.knows(watched.epoch)
@@ -412,8 +421,15 @@ impl Progress {
         let dead: Vec<Watched> = self.watched.extract_if(.., over).collect();
         for Watched { endpoint, epoch, .. } in dead {
             self.rings.close_of(epoch);
+            self.arriving.give_up(epoch);
             self.tell(Event::PeerDied { endpoint });
         }
+        let alive = self.watched.iter_mut().filter(|watched| !watched.dead);
+        let mut died = false;
+        for watched in alive.filter(|watched| watched.process.has_ended()) {
+            (watched.dead, died) = (true, true);
+        }
+        died
     }
 
     fn step_transfers(&mut self) -> bool {
@@ -422,8 +438,6 @@ impl Progress {
         }
         let mut busy = false;
         let mut index = 0;
-        let now = Instant::now();
-        let mut stalled = Vec::new();
         while index < self.transfers.len() {
             let (transfer, _) = &mut self.transfers[index];
             let connection = match self.connections.get_mut(&transfer.endpoint) {
@@ -450,34 +464,47 @@ impl Progress {
                     }
                     self.tell(Event::TransferDone { transfer: ended.transfer, result });
                 }
-                None => {
-                    if transfer.has_stalled(now, self.context.options().stall_deadline) {
-                        stalled.push(transfer.endpoint);
-                    }
-                    index += 1;
-                }
+                None => index += 1,
             }
         }
-        // A peer that does not move has to be cut off: what was posted to it ends in no other way.
+        self.cut_stalled();
+        busy
+    }
+
+    /// A peer that does not move has to be cut off: what was posted to it ends in no other way.
+    fn cut_stalled(&mut self) {
+        let (now, deadline) = (Instant::now(), self.context.options().stall_deadline);
+        if now.saturating_duration_since(self.looked_for_stalled) < deadline / STALL_LOOKS {
+            return;
+        }
+        self.looked_for_stalled = now;
+        let mut posted: Vec<&mut InFlight> = self.transfers.iter_mut().map(|(transfer, _)| transfer).collect();
+        posted.sort_unstable_by_key(|transfer| transfer.order);
+        let (mut moved, mut stalled) = (BTreeMap::new(), BTreeSet::new());
+        for transfer in posted {
+            let last = transfer.last_moved(now, moved.get(&transfer.endpoint).copied());
+            moved.insert(transfer.endpoint, last);
+            if now.saturating_duration_since(last) >= deadline {
+                stalled.insert(transfer.endpoint);
+            }
+        }
         for endpoint in stalled {
             if let Some(connection) = self.connections.remove(&endpoint) {
                 self.fail(connection, Status::ERR_TIMED_OUT);
             }
         }
-        busy
     }
 
-    /// Takes messages off UCX's queue and hands the complete ones over in the order in which they came, each behind those of its
-    /// stream that were sent before it and are in a ring.
+    /// Takes messages off UCX's queue and hands over those that are whole, each behind those of its stream that were sent before it,
+    /// by UCX or through a ring.
     fn take_messages(&mut self) -> bool {
         let mut busy = false;
-        while self.listener.backlog() < EVENTS_MAX && self.inbound.len() < EVENTS_MAX {
+        for _ in 0..MESSAGES_PER_TURN {
             let Some(message) = self.worker.receive() else { break };
-            self.inbound.push_back(message);
+            self.arriving.push(message);
             busy = true;
         }
-        while self.inbound.front().is_some_and(Inbound::is_complete) {
-            let Some(message) = self.inbound.pop_front() else { break };
+        while let Some(message) = self.arriving.take_whole() {
             let parsed = message.take().map_err(|bytes| FrameError::Size { bytes });
             match parsed.and_then(|message| frame::parse(self.epoch, message)) {
                 Ok((audience, place, frame)) => {
@@ -499,7 +526,7 @@ impl Progress {
 
     /// Takes frames whose turn it is out of the rings.
     fn take_from_rings(&mut self) -> bool {
-        let taken = self.rings.take(EVENTS_MAX.saturating_sub(self.listener.backlog()));
+        let taken = self.rings.take(MESSAGES_PER_TURN);
         let busy = !taken.is_empty();
         for ((epoch, _), taken) in taken {
             match taken {
@@ -593,11 +620,11 @@ impl Progress {
     /// Cuts the connections that have been left in good order, or have taken too long.
     fn cut_left(&mut self) {
         let sender = Sender { epoch: self.epoch, address: &self.address, unsent: &self.unsent };
-        let transfers = &mut self.transfers;
+        let transfers = &self.transfers;
         let is_over = |leaving: &mut Leaving| {
             let id = leaving.id();
-            let copying = transfers.iter_mut().any(|(transfer, _)| transfer.endpoint == id && transfer.is_on_gpu());
-            leaving.is_over(&sender, copying)
+            let writing = transfers.iter().any(|(transfer, _)| transfer.endpoint == id);
+            leaving.is_over(&sender, writing)
         };
         let over: Vec<Leaving> = self.leaving.extract_if(.., is_over).collect();
         self.closing.extend(over.into_iter().map(Leaving::cut));
@@ -651,7 +678,7 @@ impl Progress {
                 thread::yield_now();
             }
         }
-        self.is_idle() && self.worker.is_settled() && !cut_short
+        self.is_idle() && self.arriving.is_over() && self.worker.is_settled() && !cut_short
     }
 }
 
@@ -660,6 +687,8 @@ struct Watched {
     endpoint: EndpointId,
     epoch: u64,
     process: Process,
+    /// The kernel has said so.
+    dead: bool,
 }
 
 /// Keeps this thread on one processor.

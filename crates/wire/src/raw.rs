@@ -20,12 +20,9 @@ use ucx_sys::{Status, Ucx, Version};
 use crate::context::{Context, environment};
 use crate::endpoint::{KeyId, Lane};
 use crate::error::OpenError;
-use crate::frame::FRAME_BYTES_MAX;
+use crate::frame::{FRAME_BYTES_MAX, Tag};
 use crate::region::Region;
 use crate::transfer::Direction;
-
-/// The tag of control messages. Data goes by remote writes, so there is only one.
-const CONTROL_TAG: u64 = u64::from_be_bytes(*b"kvferry\0");
 
 /// The first release whose endpoints say which transports they use.
 const LANES_SINCE: Version = Version::new(1, 14, 0);
@@ -121,8 +118,8 @@ impl RawWorker {
         self.sent_since_progress.get()
     }
 
-    /// Whether who sleeps on the event descriptor is woken for all that there is, as far as messages go that were sent meanwhile.
-    pub(crate) fn is_armed(&self) -> bool {
+    /// Arms anew if messages were sent since: `false` if there is work left, of which who sleeps on the event descriptor is not told.
+    pub(crate) fn arm_for_sent(&self) -> bool {
         !self.sent_since_armed.get() || self.arm()
     }
 
@@ -140,13 +137,11 @@ impl RawWorker {
         Operation::new(self.ucx(), flush).result() == Some(Status::OK)
     }
 
-    /// Starts to receive the next message, if there is one.
+    /// Starts to receive the next message, whatever its tag, if there is one.
     pub(crate) fn receive(&self) -> Option<Inbound> {
         let mut info = ucx_sys::ucp_tag_recv_info_t::default();
         // SAFETY: the worker is live; `info` receives the length.
-        let message = NonNull::new(unsafe {
-            self.ucx().ucp_tag_probe_nb(self.raw.as_ptr(), CONTROL_TAG, u64::MAX, 1, &raw mut info)
-        })?;
+        let message = NonNull::new(unsafe { self.ucx().ucp_tag_probe_nb(self.raw.as_ptr(), 0, 0, 1, &raw mut info) })?;
         // A message over the limit is taken off the queue into no buffer at all: UCX reports it as truncated.
         let room = if info.length > FRAME_BYTES_MAX { 0 } else { info.length };
         let buffer = Rc::new(Buffer {
@@ -166,7 +161,7 @@ impl RawWorker {
             Ok(None) => finish_now(&param, |buffer: &Buffer| buffer.status.set(Status::OK)),
             Err(status) => finish_now(&param, |buffer: &Buffer| buffer.status.set(status)),
         }
-        Some(Inbound { buffer, length: info.length as u64 })
+        Some(Inbound { tag: Tag(info.sender_tag), buffer, length: info.length as u64 })
     }
 
     /// Makes an endpoint. Nothing is sent yet.
@@ -208,6 +203,7 @@ impl Drop for RawWorker {
 
 /// A message on its way in.
 pub(crate) struct Inbound {
+    pub(crate) tag: Tag,
     buffer: Rc<Buffer>,
     length: u64,
 }
@@ -298,7 +294,7 @@ impl RawEndpoint {
     }
 
     /// Sends one message. Its failure is the endpoint's.
-    pub(crate) fn send(&self, bytes: Vec<u8>, unsent: &Rc<Cell<u64>>) {
+    pub(crate) fn send(&self, tag: Tag, bytes: Vec<u8>, unsent: &Rc<Cell<u64>>) {
         self.worker.sent_since_progress.set(true);
         self.worker.sent_since_armed.set(true);
         let outgoing = Rc::new(Outgoing { bytes, ucx: self.worker.ucx(), unsent: unsent.clone() });
@@ -308,7 +304,7 @@ impl RawEndpoint {
         let (from, count) = (outgoing.bytes.as_ptr().cast(), outgoing.bytes.len());
         let ucx = self.worker.ucx();
         // SAFETY: `from` lives until the callback, through the count given away in `param`.
-        let pointer = unsafe { ucx.ucp_tag_send_nbx(self.raw.as_ptr(), from, count, CONTROL_TAG, &raw const param) };
+        let pointer = unsafe { ucx.ucp_tag_send_nbx(self.raw.as_ptr(), from, count, tag.0, &raw const param) };
         if !matches!(ucx_sys::ucs_ptr_request(pointer), Ok(Some(_))) {
             finish_now(&param, Outgoing::finished);
         }

@@ -180,7 +180,9 @@ impl Region {
         Self { inner }
     }
 
-    /// Undoes the registration now, if this is its last clone: once it has returned, the memory is the caller's alone.
+    /// Undoes the registration now, if this is its last clone. Once it has returned, this process reads and writes the memory no
+    /// more, nor does any peer that goes by the routes that look at registrations. What a peer has posted as runs may still be
+    /// written: see [`Worker`](crate::Worker).
     ///
     /// # Errors
     ///

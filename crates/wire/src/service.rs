@@ -109,8 +109,7 @@ impl Service {
                     match self.worker.connect(&card.ucx_address) {
                         Ok(endpoint) => {
                             let share = card.inbox.and_then(|inbox| inbox.region.share);
-                            let held = self.answers.values().filter_map(|answer| answer.process.as_ref());
-                            let process = share.and_then(|share| share.owner(held));
+                            let process = share.and_then(|share| share.owner());
                             let near = process.is_some();
                             let outgoing = Outgoing::new(self.context.options().ring_bytes_for(near));
                             self.answers.insert(peer, Answer { endpoint, outgoing, process });

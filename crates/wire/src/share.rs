@@ -54,11 +54,10 @@ impl ShareCard {
         self.cookie
     }
 
-    /// The owner, if it is on this host: one of those that are `held`, or else opened. Its file is looked at after that: if it has
-    /// the file then, it is the one that was meant, and not another that got its number.
-    pub(crate) fn owner<'a>(&self, held: impl IntoIterator<Item = &'a Process>) -> Option<Process> {
-        let held = held.into_iter().find(|process| process.number() == self.process).filter(|held| !held.has_ended());
-        let process = held.cloned().or_else(|| Process::open(self.process))?;
+    /// The owner, if it is on this host. Its file is looked at after it was opened: if it has the file then, it is the one that was
+    /// meant, and not another that got its number.
+    pub(crate) fn owner(&self) -> Option<Process> {
+        let process = Process::open(self.process)?;
         self.is_there().then_some(process)
     }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::{Receiver, SendTimeoutError, Sender, bounded, unbounded};
+use crossbeam::channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded, unbounded};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use ucx_sys::Status;
 
@@ -64,7 +64,7 @@ const COMMANDS_MAX: usize = 1024;
 /// | cancel, landing and staged | `Cancelled`, when the target has dropped what it had not scattered, and said so | nothing |
 /// | the target [revokes](Self::revoke) what it belongs to, landing and staged | `Refused`, when the target has said so | nothing |
 /// | cancel, and the peer is silent | as a stopped peer's | as a stopped peer's |
-/// | [`close`](Self::close) | `Endpoint` with `ERR_CANCELED`, at once | direct: nothing (`settled`). The others: what was posted or filled, until the peer has read its end of the connection: half a second, if it runs |
+/// | [`close`](Self::close) | `Endpoint` with `ERR_CANCELED`, when what was posted has completed or half a second has passed | direct: nothing (`settled`). The others: what was posted or filled, until the peer has read its end of the connection: half a second, if it runs |
 /// | the peer is killed before or during | `Endpoint` or `Put`; [`Event::EndpointFailed`] once | nothing: its memory went with it, and copies into what is mapped here are over |
 /// | the peer is killed after | `Ok`, which no later event takes back | nothing |
 /// | the peer is stopped | direct: as ever. The others wait, and are whole if it goes on before [`stall_deadline`](crate::ContextOptions::stall_deadline); else `Endpoint` with `ERR_TIMED_OUT` | what had left this side, whenever the peer goes on |
@@ -89,7 +89,7 @@ pub struct Worker {
 
 impl Worker {
     /// Starts the thread. `epoch` names this life of the worker to its peers and must never be used again: take it from a
-    /// random source.
+    /// random source. Events wait in memory until they are read; nothing else waits for that.
     ///
     /// # Errors
     ///
@@ -199,7 +199,7 @@ impl Worker {
         else {
             return Neighbour::default();
         };
-        let process = share.owner([]);
+        let process = share.owner();
         let inbox = Mapped::open(&share, region.bytes).map(Arc::new);
         // Whether it lives is worth knowing, also where the transports forbid to use its memory.
         let process = process.filter(|_| inbox.is_some());
@@ -494,7 +494,10 @@ impl Worker {
         let (reply, answer) = bounded(1);
         self.command(command(reply))?;
         self.helm.nudge();
-        answer.recv_timeout(COMMAND_DEADLINE).unwrap_or(Err(CommandError::Stuck(COMMAND_DEADLINE)))
+        answer.recv_timeout(COMMAND_DEADLINE).unwrap_or_else(|error| match error {
+            RecvTimeoutError::Timeout => Err(CommandError::Stuck(COMMAND_DEADLINE)),
+            RecvTimeoutError::Disconnected => Err(CommandError::Stopped),
+        })
     }
 
     /// Sends a small command.
@@ -546,7 +549,7 @@ impl Worker {
         if self.command(Command::Stop).is_ok() {
             self.helm.take_over();
             // Ends with the thread; past the deadline the thread is stuck inside UCX and is left to the process's end.
-            if self.stopped.recv_timeout(COMMAND_DEADLINE) == Err(crossbeam::channel::RecvTimeoutError::Timeout) {
+            if self.stopped.recv_timeout(COMMAND_DEADLINE) == Err(RecvTimeoutError::Timeout) {
                 tracing::error!("the progress thread did not stop");
             }
         }

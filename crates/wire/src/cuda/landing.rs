@@ -440,7 +440,7 @@ impl DeviceFilling {
                     if self.gathering.len() + self.sending.len() >= STAGED_MAX {
                         return Ok(());
                     }
-                    let taken = desk.outbox.take(desk.context).map_err(|_| PutError::NoMemory)?;
+                    let taken = desk.outbox.take(desk.context, desk.id).map_err(|_| PutError::NoMemory)?;
                     let Some((number, region, offset)) = taken else { return Ok(()) };
                     let base = region.device_address(queue.gpu());
                     let base = base.inspect_err(|_| desk.outbox.put_back(number)).map_err(failed)?;

@@ -300,7 +300,7 @@ impl DeviceCarrier {
             Self::Filling(filling) => {
                 let mut said = Vec::new();
                 let mut say = |body| said.push(body);
-                let mut desk = Desk { context, endpoint: &connection.raw, outbox, say: &mut say };
+                let mut desk = Desk { context, id: connection.id, endpoint: &connection.raw, outbox, say: &mut say };
                 let ended = filling.step(&mut desk);
                 for body in said {
                     connection.say(sender, body);

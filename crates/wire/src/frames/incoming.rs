@@ -97,9 +97,7 @@ impl Rings {
         if self.all.len() >= RINGS_MAX || self.all.contains_key(&stream) || bytes > RING_BYTES_MAX {
             return;
         }
-        // The process before the file, as everywhere: see `ShareCard::owner`. Connections come and go, and their rings a while
-        // later: all those of a process have one descriptor of it.
-        let Some(process) = share.owner(self.all.values().map(|incoming| &incoming.process)) else { return };
+        let Some(process) = share.owner() else { return }; // the process before the file, as everywhere
         let Some(memory) = Mapped::open(share, u64::from(bytes)).and_then(RingMemory::new) else { return };
         let ring = Some(Reading::attach(memory, self.asleep.get()));
         self.all.insert(stream, Incoming { ring, next: 1, process, closed: None });

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use crate::copy;
-use crate::frame::{self, Audience, Place, StreamNumber};
+use crate::frame::{self, Audience, Place, StreamNumber, Tag};
 use crate::frames::ring::{Pushed, Writer};
 use crate::inbox::message::{Body, ConnectionId, Message};
 use crate::options::Pages;
@@ -99,7 +99,9 @@ impl Outgoing {
             Pushed::Published { bell: true } => self.tell(Body::Bell, endpoint, sender, peer_epoch),
             // What cannot be read any more is lost, as it is on a broken endpoint.
             Pushed::Gone => self.ring = Ring::Broken,
-            Pushed::NoRoom | Pushed::Unattached => endpoint.send(frame, sender.unsent),
+            Pushed::NoRoom | Pushed::Unattached => {
+                endpoint.send(Tag::new(sender.epoch, self.stream), frame, sender.unsent)
+            }
         }
     }
 
@@ -119,7 +121,7 @@ impl Outgoing {
     fn tell(&self, body: Body, endpoint: &RawEndpoint, sender: &Sender<'_>, peer_epoch: u64) {
         let message = Message { connection: ConnectionId(0), body }.encode();
         let frame = frame::encode(Audience::Worker, sender.epoch, peer_epoch, Place::NONE, KIND, &message);
-        endpoint.send(frame, sender.unsent);
+        endpoint.send(Tag::new(sender.epoch, self.stream), frame, sender.unsent);
     }
 
     fn push(&mut self, frame: &[u8]) -> Pushed {

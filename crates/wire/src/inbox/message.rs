@@ -178,10 +178,10 @@ pub enum Refusal {
     /// The target holds as much for this peer as it will. Try again when other transfers have ended.
     #[error("the target has no room for another transfer")]
     Busy,
-    /// The target has given up what the transfer belongs to. Nothing more of it is written.
+    /// The target has given up what the transfer belongs to. Some of it may have been written; nothing more is.
     #[error("the target has given up what the transfer belongs to")]
     Revoked,
-    /// The target's GPU failed. Connect to another.
+    /// The target's GPU failed, perhaps in the middle. Connect to another.
     #[error("the target's GPU failed")]
     Gpu,
     /// The target could not read the description: the peer runs another release, or something is damaged.

@@ -11,7 +11,7 @@ use crate::copy::{self, Stores, Window};
 use crate::cuda::expand::UNIT_BYTES;
 use crate::cursor::Cursor;
 use crate::delivery::Delivery;
-use crate::endpoint::KeyId;
+use crate::endpoint::{EndpointId, KeyId};
 use crate::error::PutError;
 use crate::frame::FRAME_PAYLOAD_BYTES_MAX;
 use crate::inbox::message::{Body, Bytes, DESCRIBE_BYTES, Description, PartDescription, Refusal, StreamId};
@@ -32,6 +32,7 @@ const _: () = assert!(SPOKEN_BYTES_MAX as usize + 1024 <= FRAME_PAYLOAD_BYTES_MA
 /// What a step may use and say.
 pub(crate) struct Desk<'a> {
     pub(crate) context: &'a Context,
+    pub(crate) id: EndpointId,
     pub(crate) endpoint: &'a RawEndpoint,
     pub(crate) inbox: &'a InboxCard,
     pub(crate) outbox: &'a mut Outbox,
@@ -306,7 +307,7 @@ impl Filling {
                 if sending.len() >= PUTS_MAX {
                     return Ok(());
                 }
-                let taken = desk.outbox.take(desk.context).map_err(|_| PutError::NoMemory)?;
+                let taken = desk.outbox.take(desk.context, desk.id).map_err(|_| PutError::NoMemory)?;
                 let Some((slot, region, slot_offset)) = taken else { return Ok(()) };
                 let moved = gather(region.window(), slot_offset);
                 let mut delivery = Delivery::new(desk.context, Direction::Put, vec![region]);

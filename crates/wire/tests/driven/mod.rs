@@ -1,5 +1,6 @@
 //! Who moves a worker along while somebody polls it or waits for it, which the threads that hear of events tell.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ThreadId};
@@ -49,6 +50,31 @@ fn whoever_polls_moves_the_worker_in_the_place_of_its_thread() {
     // Which thread is first to see a frame is chance, until the worker's rests.
     while polled(&worker, endpoint, &threads) != thread::current().id() {
         assert!(start.elapsed() < DEADLINE);
+    }
+}
+
+/// What a panic drops may command the worker, and move it along while the panic unwinds.
+#[test]
+fn a_callers_panic_is_the_callers_alone() {
+    struct Farewell<'a>(&'a Worker, EndpointId);
+
+    impl Drop for Farewell<'_> {
+        fn drop(&mut self) {
+            send(self.0, self.1);
+        }
+    }
+
+    let (worker, endpoint, threads) = worker(&ContextOptions::default());
+    polled(&worker, endpoint, &threads);
+    thread::sleep(Duration::from_millis(100)); // the progress thread sleeps, and what is commanded is carried out here
+    let ended = catch_unwind(AssertUnwindSafe(|| {
+        let _farewell = Farewell(&worker, endpoint);
+        panic!("on purpose");
+    }));
+    assert!(ended.is_err());
+    for _ in 0..2 {
+        threads.recv_timeout(DEADLINE).expect("the worker goes on");
+        send(&worker, endpoint);
     }
 }
 

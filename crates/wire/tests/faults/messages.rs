@@ -2,10 +2,10 @@
 
 use kvferry_fake_ucx::{Act, Fault, Rule, Script};
 use kvferry_test_process::in_time;
-use kvferry_wire::{Event, FrameError, PutError, Route, Status, TransferId};
+use kvferry_wire::{Context, EndpointId, Event, FrameError, PutError, Route, Status, TransferId, Worker};
 
 use super::{STALL, Stage, once, play};
-use crate::suite::end::{DEADLINE, End, Way, pair};
+use crate::suite::end::{DEADLINE, End, Way, filled, pair, pattern, side_by_side};
 
 /// Messages of either side that a transfer of [`super::BYTES`] has at most, and some more.
 const MESSAGES: u64 = 26;
@@ -102,6 +102,41 @@ pub(crate) fn a_lost_frame_is_missed_and_fails_the_connection() {
     let again = a.worker.connect(b.worker.address(), b.epoch).unwrap();
     a.worker.send(again, 8, Vec::new()).unwrap();
     assert_eq!(b.frame().kind, 8);
+}
+
+/// Its sender was killed in the middle of it, or stopped. UCX hands over what there is, and waits for the rest without an end.
+pub(crate) fn a_message_that_comes_in_part_holds_up_its_own_connection_only() {
+    let _session = once(0, Act::Send, 1, Fault::Tear);
+    let way = super::way(Route::Direct, DEADLINE);
+    let [a, b] = pair(&way);
+    let say = |from: &Worker, endpoint: EndpointId, kind: u16| from.send(endpoint, kind, vec![0; 100]).unwrap();
+    say(&a.worker, a.to_peer, 1);
+    assert_eq!(b.frame().kind, 1);
+    say(&a.worker, a.to_peer, 2);
+    say(&a.worker, a.to_peer, 3);
+    let context = Context::open(&way.options).unwrap();
+    let (c, _events) = Worker::start(&context, 0xc).unwrap();
+    let again = a.worker.connect(b.worker.address(), b.epoch).unwrap();
+    let from_c = c.connect(b.worker.address(), b.epoch).unwrap();
+    for (from, endpoint, kind) in [(&c, from_c, 4), (&*a.worker, again, 5), (&c, from_c, 6)] {
+        say(from, endpoint, kind);
+        assert_eq!(b.frame().kind, kind);
+    }
+}
+
+/// Behind its goodbye the inbox gives its chunks to others: a put that is still under way then would hit them.
+pub(crate) fn a_connection_is_left_when_its_puts_have_landed() {
+    let session = once(0, Act::Put, 0, Fault::Delay(30_000));
+    let [a, b] = pair(&super::way(Route::Staged, DEADLINE).roomy());
+    let (source, target) = (filled(&a.context, &pattern(90_000)), b.context.allocate(90_000).unwrap());
+    let remote = a.worker.import(a.to_peer, &target.card()).unwrap();
+    a.put(1, side_by_side((&source, 0), (remote, 0), 500, 180));
+    std::thread::sleep(STALL / 20); // its only chunk is on its way
+    a.worker.close(a.to_peer).unwrap();
+    let (_, result) = a.done();
+    assert!(matches!(result, Err(PutError::Endpoint { source: Status::ERR_CANCELED, .. })), "{result:?}");
+    drop(a);
+    assert_eq!(session.cut_puts(), 0);
 }
 
 /// The transfer waits for a grant that is lost, so that the cancel is the source's third message and its answer the target's

@@ -7,6 +7,7 @@
 //! | a message of the inbox is lost | its transfer ends at the stall deadline, or had no need of the message |
 //! | such a message comes twice, or late | the bytes are right |
 //! | what the target answers through fails | as if the source's endpoint had failed, if the target has one to the source |
+//! | a message comes in part, and no more of it | those of other connections come |
 //! | a frame is lost, the next of which came by a ring | its connection fails by name, at both ends |
 //! | such a message is overtaken or damaged | the transfer ends, and touches nothing outside of what is registered |
 //! | anything of that, at random, among many transfers and cancels | each ends once; what ends well is whole |
@@ -42,6 +43,8 @@ macro_rules! faults {
             a_message_that_comes_twice_or_late_changes_nothing
             a_message_that_is_overtaken_or_damaged_ends_its_transfer_or_changes_nothing
             a_lost_frame_is_missed_and_fails_the_connection
+            a_message_that_comes_in_part_holds_up_its_own_connection_only
+            a_connection_is_left_when_its_puts_have_landed
             a_cancel_that_is_not_answered_ends_at_the_stall_deadline
             a_source_whose_answers_are_cut_off_is_told
             noise_of_every_kind_loses_transfers_and_never_bytes

@@ -262,24 +262,19 @@ fn rounds_leave_nothing_behind() {
 fn rounds(route: Route) {
     let mut target = Target::start(&Setup::new(BYTES));
     let end = End::start(Some(route), None, BYTES);
-    let mut round = |seed: u64| {
+    let round = |target: &Target, seed: u64| {
         let shapes = random(&mut Random(seed), 16, BYTES);
-        let (endpoint, remote) = end.connect(&target);
+        let (endpoint, remote) = end.connect(target);
         end.put(endpoint, shapes.iter().map(|shape| shape.part(&end.pool, remote)).collect()).unwrap();
         end.worker.close(endpoint).unwrap();
     };
-    (0..300).for_each(&mut round);
+    (0..300).for_each(|seed| round(&target, seed));
     let own = || (end.context.gpu_memory().unwrap().unwrap().1, footprint().0);
     let before = own();
-    (300..1300).for_each(&mut round);
+    (300..1300).for_each(|seed| round(&target, seed));
     check_left(before, own);
     let before = target.footprint();
-    (1300..1400).for_each(|seed| {
-        let shapes = random(&mut Random(seed), 16, BYTES);
-        let (endpoint, remote) = end.connect(&target);
-        end.put(endpoint, shapes.iter().map(|shape| shape.part(&end.pool, remote)).collect()).unwrap();
-        end.worker.close(endpoint).unwrap();
-    });
+    (1300..1400).for_each(|seed| round(&target, seed));
     check_left(before, || target.footprint());
 }
 

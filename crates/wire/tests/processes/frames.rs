@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use kvferry_wire::{Event, Route};
 
-use crate::child::{Target, frame};
+use crate::child::{LONG, Target, frame};
 use crate::end::{DEADLINE, End, PIECE, Way};
 
 const WAYS: [Way; 3] =
@@ -77,17 +77,50 @@ fn a_peer_that_is_killed_or_stopped_while_it_sends_holds_up_nobody_else() {
         other.start_to_send(&end.worker, 0..1000);
         assert_eq!(hear(&end, 3, 0, |_, heard| heard == 1000), 1000);
         stopped.process.go_on();
-        // Those that came while others were listened to are behind it; the rest comes in its order.
-        let mut last = None;
-        let until = Instant::now() + 3 * DEADLINE;
-        while last != Some((FRAMES - 1) as u16) {
-            if let Event::Frame(heard) = end.events.recv_deadline(until).expect("the last frame")
-                && heard.source_epoch == 1
-            {
-                assert!(last.is_none_or(|last| heard.kind == last + 1), "{way:?}: {} after {last:?}", heard.kind);
-                last = Some(heard.kind);
-            }
+        hear_up_to(&end, 1, FRAMES - 1);
+    }
+}
+
+/// As [`hear`], of frames of which some may have come while others were listened to: up to number `last`.
+fn hear_up_to(end: &End, epoch: u64, last: u64) {
+    let mut heard_last = None;
+    let until = Instant::now() + 3 * DEADLINE;
+    while heard_last != Some(last as u16) {
+        if let Event::Frame(heard) = end.events.recv_deadline(until).expect("the last frame")
+            && heard.source_epoch == epoch
+        {
+            assert!(heard_last.is_none_or(|last| heard.kind == last + 1), "{} after {heard_last:?}", heard.kind);
+            heard_last = Some(heard.kind);
         }
+    }
+}
+
+/// UCX hands a frame over when its first part has come. The rest of one is late then, and that of another never comes.
+#[test]
+fn a_peer_that_is_killed_or_stopped_in_the_middle_of_a_frame_holds_up_nobody_else() {
+    const COUNT: u64 = 100;
+    let way = WAYS[2];
+    let end = End::start(way, PIECE, DEADLINE);
+    for round in 0..3 {
+        let epoch = 3 * round + 1;
+        let mut stopped = Target::start(way.0, epoch, PIECE);
+        let mut killed = Target::start(way.0, epoch + 1, PIECE);
+        let mut other = Target::start(way.0, epoch + 2, PIECE);
+        let (endpoint, _) = end.connect(&killed);
+        stopped.start_to_send(&end.worker, LONG..LONG + COUNT);
+        hear(&end, epoch, LONG, |_, heard| heard == LONG + COUNT / 20);
+        stopped.process.stop();
+        killed.start_to_send(&end.worker, LONG..LONG + COUNT);
+        hear(&end, epoch + 1, LONG, |_, heard| heard == LONG + COUNT / 20);
+        killed.process.kill();
+        let until = Instant::now() + DEADLINE;
+        while !matches!(end.events.recv_deadline(until).unwrap(), Event::PeerDied { endpoint: dead } if dead == endpoint)
+        {
+        }
+        other.start_to_send(&end.worker, 0..1000);
+        hear(&end, epoch + 2, 0, |_, heard| heard == 1000);
+        stopped.process.go_on();
+        hear_up_to(&end, epoch, LONG + COUNT - 1);
     }
 }
 

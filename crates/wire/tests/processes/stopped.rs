@@ -6,7 +6,7 @@ use kvferry_test_process::{in_time, within};
 use kvferry_wire::{Event, Part, PutError, Route, Status, TransferId};
 
 use crate::child::Target;
-use crate::end::{DEADLINE, End, PIECE, WAYS, Way, pattern};
+use crate::end::{DEADLINE, End, MANY, PIECE, WAYS, Way, pattern};
 
 const BYTES: u64 = 8 << 20;
 
@@ -85,6 +85,47 @@ fn a_peer_that_stays_stopped_is_given_up() {
             took
         });
     }
+}
+
+/// What silent peers keep of this side's memory nobody else is short of.
+#[test]
+fn silent_peers_hold_up_nobody_else() {
+    let way = WAYS[4];
+    let end = End::start(way, BYTES, DEADLINE);
+    let mut targets: Vec<Target> = (1..=8).map(|epoch| Target::start(way.0, epoch, BYTES)).collect();
+    let mut other = targets.pop().unwrap();
+    let (endpoint, remote) = end.connect(&other);
+    let start = Instant::now();
+    for (target, first) in targets.iter().zip((MANY..).step_by(MANY as usize)) {
+        let (endpoint, remote) = end.connect(target);
+        (first..first + MANY)
+            .for_each(|transfer| end.put(endpoint, TransferId(transfer), end.part(remote, BYTES / PIECE)));
+        end.wait_for_progress();
+        target.process.stop();
+    }
+    std::thread::sleep(Duration::from_millis(300)); // the sockets take what they take
+    end.put(endpoint, TransferId(1), end.part(remote, BYTES / PIECE));
+    end.done(TransferId(1)).unwrap();
+    // Long before the first of them is given up.
+    assert!(start.elapsed() < DEADLINE / 2, "{:?}", start.elapsed());
+    assert!(other.holds(&pattern(BYTES)));
+}
+
+/// Transfers of a connection have their turns, and the peer moves all the time.
+#[test]
+fn a_transfer_that_waits_for_those_before_it_has_not_stalled() {
+    const LARGE: u64 = 64 << 20;
+    let (way, deadline) = (WAYS[4], Duration::from_millis(300));
+    in_time(|| {
+        let target = Target::start(way.0, 1, LARGE);
+        let end = End::start(way, LARGE, deadline);
+        let (endpoint, remote) = end.connect(&target);
+        let start = Instant::now();
+        (1..=40).for_each(|transfer| end.put(endpoint, TransferId(transfer), end.part(remote, LARGE / PIECE)));
+        let well = (1..=40).all(|transfer| end.done(TransferId(transfer)).is_ok());
+        assert!(!well || start.elapsed() > 2 * deadline, "too fast to show anything: {:?}", start.elapsed());
+        well
+    });
 }
 
 /// A cancel needs the peer where the peer writes the bytes itself; what the peer has no part in ends without it.

@@ -1,4 +1,16 @@
-//! Many small transfers, failures and cancels among them: what is held stays flat.
+//! Many small transfers, failures and cancels among them: what is held stays flat, on both sides. The only test of its process.
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "a test fails by panicking; its patterns wrap"
+)]
+
+#[allow(dead_code, reason = "what other tests need of it")]
+#[path = "../processes/child.rs"]
+mod child;
+#[allow(dead_code, reason = "what other tests need of it")]
+#[path = "../processes/end.rs"]
+mod end;
 
 use std::time::{Duration, Instant};
 
@@ -6,10 +18,13 @@ use kvferry_test_process::footprint;
 use kvferry_wire::{EndpointId, PutError, TransferId, Version};
 
 use crate::child::Target;
-use crate::end::{DEADLINE, End, PIECE, WAYS};
+use crate::end::{DEADLINE, End, PIECE, WAYS, Way};
 
 /// 10^5 transfers in release mode.
 const TRANSFERS: u64 = if cfg!(debug_assertions) { 5_000 } else { 100_000 };
+
+/// Peers that are killed.
+const KILLS: u64 = if cfg!(debug_assertions) { 2 } else { 20 };
 
 /// An endpoint lives for so many transfers; then it is closed with some of them under way.
 const PER_ENDPOINT: u64 = 500;
@@ -42,24 +57,42 @@ fn memory_and_descriptors_stay_flat_over_many_transfers() {
             (well, cut)
         };
         run(&target, 1000);
+        kill(way, &end, 1);
         std::thread::sleep(Duration::from_millis(700));
         let (ours, theirs) = (footprint(), target.footprint());
         let (well, cut) = run(&target, TRANSFERS / WAYS.len() as u64);
+        kill(way, &end, KILLS);
         // UCX 1.13 keeps the socket of an endpoint that only one side has closed, until either process ends.
         let sockets = if end.context.ucx_version() < Version::new(1, 16, 0) { TRANSFERS / PER_ENDPOINT } else { 0 };
-        let descriptors_max = theirs.0 as u64 + 2 + sockets;
+        let most = |before: (usize, u64)| before.0 as u64 + 2 + sockets;
         // The last endpoints take a while to go.
         let deadline = Instant::now() + DEADLINE;
-        let theirs_after = loop {
+        let (ours_after, theirs_after) = loop {
             std::thread::sleep(Duration::from_millis(100));
-            let footprint = target.footprint();
-            if footprint.0 as u64 <= descriptors_max || Instant::now() > deadline {
-                break footprint;
+            let after = (footprint(), target.footprint());
+            let over = after.0.0 as u64 <= most(ours) && after.1.0 as u64 <= most(theirs);
+            if over || Instant::now() > deadline {
+                break after;
             }
         };
-        let ours_after = footprint();
         println!("{way:?}: {well} well, {cut} cut; {ours:?} -> {ours_after:?}, target {theirs:?} -> {theirs_after:?}");
-        assert!(theirs_after.0 as u64 <= descriptors_max, "{way:?}: descriptors {} -> {}", theirs.0, theirs_after.0);
-        assert!(theirs_after.1 < theirs.1 + (16 << 20), "{way:?}: resident {} -> {}", theirs.1, theirs_after.1);
+        for (before, after) in [(ours, ours_after), (theirs, theirs_after)] {
+            assert!(after.0 as u64 <= most(before), "{way:?}: descriptors {} -> {}", before.0, after.0);
+            assert!(after.1 < before.1 + (16 << 20), "{way:?}: resident {} -> {}", before.1, after.1);
+        }
+    }
+}
+
+/// Peers that are killed with transfers under way: endpoints that fail.
+fn kill(way: Way, end: &End, peers: u64) {
+    for epoch in 2..2 + peers {
+        let mut target = Target::start(way.0, epoch, 64 * PIECE);
+        let (endpoint, remote) = end.connect(&target);
+        (1..=20).for_each(|transfer| end.put(endpoint, TransferId(transfer), end.part(remote, 64)));
+        target.process.kill();
+        for transfer in 1..=20 {
+            let _ = end.done(TransferId(transfer)); // well, or with its peer
+        }
+        end.worker.close(endpoint).unwrap();
     }
 }
