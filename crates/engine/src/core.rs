@@ -280,8 +280,9 @@ impl Core {
         self.resent
     }
 
-    /// Ends everything: the engine goes away. It says goodbye where it has nothing in flight.
-    pub(crate) fn stop(&mut self) -> Vec<Action> {
+    /// Ends everything: the engine goes away. It says goodbye where it has nothing in flight. Writes that have begun may go on
+    /// for a while, so it goes on to answer for them as long as it hears, and says when they have ended.
+    pub(crate) fn stop(&mut self, now: Instant) -> Vec<Action> {
         let mut actions = Vec::new();
         let links = std::mem::take(&mut self.links);
         for (link, state) in &links {
@@ -292,11 +293,13 @@ impl Core {
         }
         let links = links.into_iter().filter(|(_, link)| link.deadline().is_some());
         actions.extend(links.map(|(link, _)| Action::NotConnected { link, error: ConnectError::Stopped }));
-        let stopped = |key| RequestError { key, errors: vec![PartError::own(Phase::Waiting, TransferError::Stopped)] };
+        let stopped = || vec![PartError::own(Phase::Waiting, TransferError::Stopped)];
         let receives = std::mem::take(&mut self.receives).into_iter().filter(|(_, receive)| !receive.ended);
-        actions.extend(receives.map(|(key, _)| Action::Received { key, outcome: Err(stopped(key)) }));
-        let sends = std::mem::take(&mut self.sends).into_iter().filter(|(_, send)| !send.ended);
-        actions.extend(sends.map(|(ticket, _)| Action::Sent { ticket, outcome: Err(stopped(ticket.key)) }));
+        let failed = |key| Err(RequestError { key, errors: stopped() });
+        actions.extend(receives.map(|(key, _)| Action::Received { key, outcome: failed(key) }));
+        for ticket in self.sends.keys().copied().collect::<Vec<_>>() {
+            actions.extend(self.fail_send(now, ticket, stopped(), Refusal::Failed));
+        }
         self.timers = Timers::default();
         actions
     }

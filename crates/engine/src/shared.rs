@@ -294,12 +294,14 @@ impl Shared {
     pub(crate) fn end_all(&self) {
         let mut state = self.lock();
         state.stopped = true;
-        let actions = state.core.stop();
-        let (receives, sends) = (state.receives.clone(), state.sends.clone());
+        let actions = state.core.stop(Instant::now());
         let connecting = std::mem::take(&mut state.connecting);
         state.probes.clear();
         self.act(state, actions);
         drop(connecting);
+        let mut state = self.lock();
+        let (receives, sends) = (std::mem::take(&mut state.receives), std::mem::take(&mut state.sends));
+        drop(state);
         receives.into_values().for_each(|receive| receive.abandon());
         sends.into_values().for_each(|send| send.abandon());
     }

@@ -27,8 +27,10 @@ struct Rank {
     core: Core,
     alive: bool,
     frozen: bool,
+    /// Its engine has been told to stop: it keeps no time, and hears for as long as it lives.
+    stopped: bool,
     link: LinkId,
-    /// `None` while it is being connected.
+    /// `None` while it is being connected, or for good.
     connected: Option<bool>,
     next_link: u32,
 }
@@ -98,7 +100,8 @@ impl World {
             let core = world.new_core(epoch);
             let (link, next_link) = (LinkId(0), 0);
             let connected = Some(false);
-            world.ranks.push(Rank { side, rank, epoch, core, alive: true, frozen: false, link, connected, next_link });
+            let (alive, frozen, stopped) = (true, false, false);
+            world.ranks.push(Rank { side, rank, epoch, core, alive, frozen, stopped, link, connected, next_link });
         }
         for index in 0..world.ranks.len() {
             world.connect(index);
@@ -258,6 +261,14 @@ impl World {
         self.act(index, actions);
     }
 
+    /// Goes in good order.
+    fn stop(&mut self, index: usize) {
+        self.say(|| format!("{}: stops", self.ranks[index].epoch));
+        let actions = self.ranks[index].core.stop(self.now);
+        self.act(index, actions);
+        (self.ranks[index].stopped, self.ranks[index].connected) = (true, None);
+    }
+
     fn kill(&mut self, index: usize) {
         let epoch = self.ranks[index].epoch;
         self.say(|| format!("{epoch}: killed"));
@@ -280,6 +291,7 @@ impl World {
         let core = self.new_core(epoch);
         let rank = &mut self.ranks[index];
         (rank.core, rank.epoch, rank.alive, rank.connected) = (core, epoch, true, Some(false));
+        rank.stopped = false;
         self.say(|| format!("{epoch}: rank {index} is back"));
         self.connect(index);
     }
@@ -287,7 +299,7 @@ impl World {
     fn pass(&mut self, time: Duration) {
         self.now += time;
         for index in 0..self.ranks.len() {
-            if self.runs(index) {
+            if self.runs(index) && !self.ranks[index].stopped {
                 let actions = self.ranks[index].core.tick(self.now);
                 self.act(index, actions);
             }

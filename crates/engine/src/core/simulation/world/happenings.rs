@@ -76,6 +76,9 @@ impl World {
         }
         let (now, own) = (self.now, self.ranks[index].epoch);
         self.say(|| format!("{own}: {news:?}"));
+        if self.ranks[index].stopped && matches!(news, News::Dial(_) | News::Introduce { .. }) {
+            return; // nobody is there to do it
+        }
         let actions = match news {
             News::Lost(epoch) => {
                 self.failed.insert((own, epoch));
