@@ -425,6 +425,37 @@ fn sums_that_differ_fail_the_request() {
 }
 
 #[test]
+fn slots_are_not_quiet_while_they_are_compared_with_their_sums() {
+    let now = Instant::now();
+    let Want { about, bytes, plan, .. } = want(7, 0);
+    let done = Message::Done(Done { about, bytes, plan, carried: Vec::new(), note: Vec::new(), checks: Vec::new() });
+    let stopped = Message::Stopped(Stopped { about, reason: Refusal::Failed, late: Late::Nothing });
+    // A report that is said again; its source has lost its patience, or leaves, or is dead.
+    type Happens<'a> = &'a dyn Fn(&mut Core) -> Vec<Action>;
+    let events: [Happens<'_>; 4] = [
+        &|core| core.heard(now, SOURCE, done.clone()),
+        &|core| core.heard(now, SOURCE, stopped.clone()),
+        &|core| core.heard(now, SOURCE, Message::Bye(Bye { call: CALL, settled: true })),
+        &|core| core.died(now, SOURCE),
+    ];
+    for (number, event) in events.iter().enumerate() {
+        for cancelled in [true, false] {
+            let mut destination = connected(now, Side::Destination);
+            destination.limits.verify = true;
+            receive(&mut destination, now, 7).unwrap();
+            let actions = destination.heard(now, SOURCE, done.clone());
+            assert!(matches!(actions[..], [Action::Verify { .. }]), "{actions:?}");
+            if cancelled {
+                assert!(!is_quiet(&destination.cancel_receive(now, key(7))));
+            }
+            let actions = event(&mut destination);
+            assert!(!is_quiet(&actions), "event {number}: {actions:?}");
+            assert!(is_quiet(&destination.verified(now, SOURCE, about, true)), "event {number}");
+        }
+    }
+}
+
+#[test]
 fn a_peer_cannot_post_without_end() {
     let now = Instant::now();
     let mut source = connected(now, Side::Source);
