@@ -88,7 +88,9 @@ fn dial(shared: &Shared, epoch: u64) {
     let actions = match connected {
         Ok(peer) if state.peers.contains_key(&epoch) => {
             state.connected(shared.workers(), epoch, peer);
-            state.core.dialed(now, epoch)
+            let mut actions = state.core.dialed(now, epoch);
+            actions.extend(state.catch_up(now, epoch));
+            actions
         }
         // It has been forgotten in between.
         Ok(peer) => {
@@ -131,7 +133,8 @@ fn introduce(shared: &Shared, link: LinkId, old: u64, epoch: u64, hello: Hello) 
                 all.filter(|known| known.epoch == old).for_each(|known| *known = card.clone());
             }
             state.connected(shared.workers(), epoch, wire);
-            let actions = state.core.replace(now, link, old, epoch, peer, hello);
+            let mut actions = state.core.replace(now, link, old, epoch, peer, hello);
+            actions.extend(state.catch_up(now, epoch));
             shared.act(state, actions);
         }
         Err(disbelief) => {

@@ -31,11 +31,11 @@ use crate::report::{Received, Sent};
 use handshake::LinkState;
 use peers::PeerState;
 use receiving::Receiving;
-use recent::Recent;
 use sending::Sending;
 use timers::{Subject, Timers};
 
 pub(crate) use exposure::Quarantined;
+pub(crate) use recent::Recent;
 pub use sending::PartSpec;
 
 /// One pair of instances that this engine is a rank of.

@@ -18,7 +18,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::card::Card;
 use crate::completion::Completion;
-use crate::core::{Action, Core, Handle, LinkId, PartSpec, PutId, Ticket, ToVerify};
+use crate::core::{Action, Core, Handle, LinkId, PartSpec, PutId, Recent, Ticket, ToVerify};
 use crate::error::{ConnectError, PushError};
 use crate::message::{Hello, Message, RequestKey, Serial};
 use crate::options::EngineOptions;
@@ -51,6 +51,9 @@ pub(crate) struct State {
     /// By epoch.
     pub(crate) peers: BTreeMap<u64, WirePeer>,
     pub(crate) epochs: BTreeMap<EndpointId, u64>,
+    /// Endpoints of which the wire has said that they failed, or that their peer has died, when nobody here knew them: yet, or any more.
+    failed: Recent<EndpointId, Status>,
+    dead: Recent<EndpointId, ()>,
     /// The cards that each link was made of.
     pub(crate) links: BTreeMap<LinkId, LinkCards>,
     pub(crate) connecting: BTreeMap<LinkId, Sender<Result<(), ConnectError>>>,
@@ -125,6 +128,8 @@ impl Shared {
             published: None,
             peers: BTreeMap::new(),
             epochs: BTreeMap::new(),
+            failed: Recent::default(),
+            dead: Recent::default(),
             links: BTreeMap::new(),
             connecting: BTreeMap::new(),
             receives: BTreeMap::new(),
@@ -327,7 +332,10 @@ impl State {
             Event::EndpointFailed { endpoint, status } => self.endpoint_failed(now, endpoint, status),
             Event::PeerDied { endpoint } => match self.epochs.get(&endpoint) {
                 Some(epoch) => self.core.died(now, *epoch),
-                None => Vec::new(),
+                None => {
+                    self.dead.insert(endpoint, ());
+                    Vec::new()
+                }
             },
             Event::Progress { transfer, bytes } => self.core.put_progress(now, PutId(transfer.0), bytes),
             Event::TakesInbox { transfer } => self.core.put_takes_inbox(PutId(transfer.0)),
@@ -359,7 +367,10 @@ impl State {
     }
 
     fn endpoint_failed(&mut self, now: Instant, endpoint: EndpointId, status: Status) -> Vec<Action> {
-        let Some(epoch) = self.epochs.get(&endpoint).copied() else { return Vec::new() };
+        let Some(epoch) = self.epochs.get(&endpoint).copied() else {
+            self.failed.insert(endpoint, status);
+            return Vec::new();
+        };
         match self.peers.get_mut(&epoch).filter(|peer| peer.endpoint == endpoint) {
             Some(peer) => {
                 peer.failed = true;
@@ -369,13 +380,24 @@ impl State {
         }
     }
 
-    /// Puts a connection in place of the peer's earlier one, if there is one.
+    /// Puts a connection in place of the peer's earlier one, if there is one. The state machine is told next, and then [`State::catch_up`].
     pub(crate) fn connected(&mut self, workers: &Workers, epoch: u64, mut peer: WirePeer) {
         self.epochs.insert(peer.endpoint, epoch);
         if let Some(earlier) = self.peers.remove(&epoch) {
             peer.succeed(workers, earlier);
         }
         self.peers.insert(epoch, peer);
+    }
+
+    /// Tells the state machine what the wire had said of the connection to a peer before it was put in place.
+    pub(crate) fn catch_up(&mut self, now: Instant, epoch: u64) -> Vec<Action> {
+        let Some(endpoint) = self.peers.get(&epoch).map(|peer| peer.endpoint) else { return Vec::new() };
+        let failed = self.failed.get(&endpoint).copied();
+        let mut actions = failed.map_or_else(Vec::new, |status| self.endpoint_failed(now, endpoint, status));
+        if self.dead.get(&endpoint).is_some() {
+            actions.extend(self.core.died(now, epoch));
+        }
+        actions
     }
 
     /// Closes the connection to a peer and forgets its memory.

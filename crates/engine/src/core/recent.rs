@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 pub(super) const RECENT_MAX: usize = 8192;
 
 #[derive(Debug)]
-pub(super) struct Recent<K, V> {
+pub(crate) struct Recent<K, V> {
     entries: BTreeMap<K, V>,
     order: VecDeque<K>,
 }
@@ -19,7 +19,7 @@ impl<K, V> Default for Recent<K, V> {
 
 impl<K: Copy + Ord, V> Recent<K, V> {
     /// Remembers an entry; the first word about it stays. Returns what is forgotten for it.
-    pub(super) fn insert(&mut self, key: K, value: V) -> Option<K> {
+    pub(crate) fn insert(&mut self, key: K, value: V) -> Option<K> {
         if self.entries.contains_key(&key) {
             return None;
         }
@@ -30,15 +30,15 @@ impl<K: Copy + Ord, V> Recent<K, V> {
         Some(forgotten)
     }
 
-    pub(super) fn keys(&self) -> impl Iterator<Item = &K> {
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &K> {
         self.entries.keys()
     }
 
-    pub(super) fn get_mut(&mut self, key: &K) -> Option<&mut V> {
+    pub(crate) fn get_mut(&mut self, key: &K) -> Option<&mut V> {
         self.entries.get_mut(key)
     }
 
-    pub(super) fn get(&self, key: &K) -> Option<&V> {
+    pub(crate) fn get(&self, key: &K) -> Option<&V> {
         self.entries.get(key)
     }
 }
