@@ -169,7 +169,11 @@ impl Core {
                     self.unsettle(epoch, about.serial, late);
                 }
                 if open {
-                    let error = TransferError::Put { peer, moved, expected, source };
+                    let error = match source {
+                        // However one hears of it first.
+                        PutError::Endpoint { source, .. } => TransferError::Lost { peer, moved, expected, source },
+                        source => TransferError::Put { peer, moved, expected, source },
+                    };
                     let error = PartError { epoch, phase: Phase::Moving, error };
                     return self.stop_part(now, ticket, epoch, Refusal::Failed, Some(error));
                 }

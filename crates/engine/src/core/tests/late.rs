@@ -131,6 +131,17 @@ fn a_source_that_stops_answers_for_its_writes_until_they_have_ended() {
 }
 
 #[test]
+fn a_write_that_sees_its_connection_fail_loses_the_peer() {
+    let now = Instant::now();
+    for settled in [true, false] {
+        let (mut source, _, put) = moving(now);
+        let status = Status::ERR_CONNECTION_RESET;
+        let actions = source.put_done(now, put, Err(PutError::Endpoint { source: status, settled }));
+        assert!(matches!(failure(&actions), TransferError::Lost { source, .. } if *source == status), "{actions:?}");
+    }
+}
+
+#[test]
 fn what_a_failed_connection_left_on_its_way_is_never_said_to_be_settled() {
     let now = Instant::now();
     let (mut source, _, put) = moving(now);
