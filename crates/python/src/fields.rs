@@ -151,6 +151,7 @@ impl Describe for PostError {
             Self::TooMany { requests_max } => described.with(fields!(requests_max)),
             Self::BlockMaps { peer, source } => described.with(fields!(peer)).because(source.describe()),
             Self::TooManyBlocks { blocks, blocks_max } => described.with(fields!(blocks, blocks_max)),
+            Self::Tokens { tokens } => described.with(fields!(tokens)),
             _ => described,
         }
     }

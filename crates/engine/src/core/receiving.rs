@@ -129,6 +129,9 @@ impl Core {
         if self.receives.len() >= self.limits.requests_max {
             return Err(PostError::TooMany { requests_max: self.limits.requests_max });
         }
+        if tokens.start > tokens.end {
+            return Err(PostError::Tokens { tokens: tokens.clone() });
+        }
         let blocks = block_maps.iter().map(|map| map.slots().len()).sum();
         if blocks > WANT_BLOCKS_MAX {
             return Err(PostError::TooManyBlocks { blocks, blocks_max: WANT_BLOCKS_MAX });

@@ -72,6 +72,9 @@ impl Core {
         tokens: Range<u64>,
     ) -> Result<Vec<Action>, PostError> {
         let epochs = self.peers_for(ticket.link, Side::Source)?;
+        if tokens.start > tokens.end {
+            return Err(PostError::Tokens { tokens });
+        }
         if self.sends.contains_key(&ticket) {
             return Err(PostError::UnderWay(ticket.key));
         }

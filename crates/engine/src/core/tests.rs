@@ -456,6 +456,18 @@ fn slots_are_not_quiet_while_they_are_compared_with_their_sums() {
 }
 
 #[test]
+fn tokens_that_end_before_they_begin_are_refused_at_once() {
+    let now = Instant::now();
+    let reversed = || std::ops::Range { start: 32, end: 16 };
+    let mut source = connected(now, Side::Source);
+    assert!(matches!(source.send(now, ticket(7), maps(), reversed()), Err(PostError::Tokens { .. })));
+    let mut destination = connected(now, Side::Destination);
+    let posted = destination.receive(now, key(7), &[LINK], &maps(), &reversed());
+    assert!(matches!(posted, Err(PostError::Tokens { .. })));
+    assert_eq!((source.next_deadline(), destination.next_deadline()), (None, None));
+}
+
+#[test]
 fn a_peer_cannot_post_without_end() {
     let now = Instant::now();
     let mut source = connected(now, Side::Source);

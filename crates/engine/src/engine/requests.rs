@@ -113,6 +113,7 @@ impl Engine {
         }
         let mut actions = state.core.send(now, ticket, block_maps, tokens.clone())?;
         self.shared.telemetry.send_begun(ticket, &tokens, now);
+        // Nothing follows a whole that it could not, so the only error is that the send has ended, which its handle says.
         if let Some(whole) = whole
             && let Ok((_, pushed)) = state.core.push(now, ticket, whole, true)
         {

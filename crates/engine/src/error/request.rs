@@ -33,6 +33,12 @@ pub enum PostError {
         /// The limit, of the engine's options.
         requests_max: usize,
     },
+    /// The range of tokens ends before it begins.
+    #[error("tokens {tokens:?} end before they begin")]
+    Tokens {
+        /// As given.
+        tokens: Range<u64>,
+    },
     /// The block maps do not cover the tokens.
     #[error("the block maps cannot be bound to {peer}")]
     BlockMaps {
