@@ -45,7 +45,7 @@ pub struct EngineOptions {
     #[serde(rename = "patience_ms", with = "millis")]
     pub patience: Duration,
     /// How long an answer is waited for before a message is sent again; twice as long each time. At least a millisecond, at
-    /// most the patience. In files and the environment: `resend_ms`.
+    /// most the patience, or the default of 200 ms if that is longer. In files and the environment: `resend_ms`.
     #[serde(rename = "resend_ms", with = "millis")]
     pub resend: Duration,
     /// Receives, and as many sends, that may be under way or not quiet yet.
