@@ -282,7 +282,7 @@ impl Shared {
                 }
             }
             Action::Quiet { handle: Handle::Receive(key) } => {
-                self.telemetry.quiet(key);
+                self.telemetry.forget(key);
                 if let Some(receive) = state.receives.remove(&key) {
                     after.push(Box::new(move || receive.be_quiet()));
                 }
@@ -307,7 +307,10 @@ impl Shared {
         let mut state = self.lock();
         let (receives, sends) = (std::mem::take(&mut state.receives), std::mem::take(&mut state.sends));
         drop(state);
-        receives.into_values().for_each(|receive| receive.abandon());
+        for (key, receive) in receives {
+            self.telemetry.forget(key);
+            receive.abandon();
+        }
         sends.into_values().for_each(|send| send.abandon());
     }
 }
