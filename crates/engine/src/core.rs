@@ -183,7 +183,7 @@ pub(crate) struct Core {
     peers: BTreeMap<u64, PeerState>,
     receives: BTreeMap<RequestKey, Receiving>,
     sends: BTreeMap<Ticket, Sending>,
-    /// Requests that are over, and how.
+    /// Requests that are over, and how: as many as may be under way.
     received: Recent<RequestKey, ()>,
     sent: Recent<Ticket, Refusal>,
     /// Wants that have been revoked, and whose end the wire has yet to say.
@@ -214,8 +214,8 @@ impl Core {
             peers: BTreeMap::new(),
             receives: BTreeMap::new(),
             sends: BTreeMap::new(),
-            received: Recent::default(),
-            sent: Recent::default(),
+            received: Recent::of(limits.requests_max),
+            sent: Recent::of(limits.requests_max),
             revoking: BTreeMap::new(),
             puts: BTreeMap::new(),
             early_hellos: BTreeMap::new(),

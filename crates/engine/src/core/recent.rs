@@ -2,18 +2,26 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// Entries kept. What is forgotten is told from what is new by other means: serials that only grow.
+/// Entries kept, unless it was asked for more. What is forgotten is told from what is new by other means: serials that only grow.
 pub(super) const RECENT_MAX: usize = 8192;
 
 #[derive(Debug)]
 pub(crate) struct Recent<K, V> {
     entries: BTreeMap<K, V>,
     order: VecDeque<K>,
+    entries_max: usize,
 }
 
 impl<K, V> Default for Recent<K, V> {
     fn default() -> Self {
-        Self { entries: BTreeMap::new(), order: VecDeque::new() }
+        Self::of(0)
+    }
+}
+
+impl<K, V> Recent<K, V> {
+    /// Keeps so many entries at least.
+    pub(crate) fn of(entries: usize) -> Self {
+        Self { entries: BTreeMap::new(), order: VecDeque::new(), entries_max: entries.max(RECENT_MAX) }
     }
 }
 
@@ -25,7 +33,7 @@ impl<K: Copy + Ord, V> Recent<K, V> {
         }
         self.entries.insert(key, value);
         self.order.push_back(key);
-        let forgotten = (self.order.len() > RECENT_MAX).then(|| self.order.pop_front()).flatten()?;
+        let forgotten = (self.order.len() > self.entries_max).then(|| self.order.pop_front()).flatten()?;
         self.entries.remove(&forgotten);
         Some(forgotten)
     }
@@ -54,5 +62,8 @@ mod tests {
         assert_eq!(recent.insert(1, 'b'), None);
         assert_eq!(recent.insert(RECENT_MAX, 'c'), Some(0));
         assert_eq!((recent.get(&0), recent.get(&1), recent.get(&RECENT_MAX)), (None, Some(&'a'), Some(&'c')));
+        let mut more = Recent::of(RECENT_MAX + 1);
+        assert_eq!((0..=RECENT_MAX).find_map(|key| more.insert(key, 'a')), None);
+        assert_eq!(more.insert(RECENT_MAX + 1, 'b'), Some(0));
     }
 }

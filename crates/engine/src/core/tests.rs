@@ -22,6 +22,7 @@ use crate::message::{
 
 const PATIENCE: Duration = Duration::from_secs(10);
 const RESEND: Duration = Duration::from_millis(500);
+const REQUESTS_MAX: usize = 1 << 14;
 const LINK: LinkId = LinkId(0);
 const SOURCE: u64 = 100;
 const DESTINATION: u64 = 200;
@@ -49,7 +50,7 @@ fn make_peer() -> Peer {
 }
 
 fn new_core() -> Core {
-    let mut core = Core::new(Limits { patience: PATIENCE, resend: RESEND, requests_max: 1 << 13, verify: false });
+    let mut core = Core::new(Limits { patience: PATIENCE, resend: RESEND, requests_max: REQUESTS_MAX, verify: false });
     core.introduce(Introduction { own_layers: 0..1, ..Introduction::default() });
     core
 }
@@ -468,6 +469,20 @@ fn tokens_that_end_before_they_begin_are_refused_at_once() {
 }
 
 #[test]
+fn as_many_requests_are_known_to_be_over_as_may_be_under_way() {
+    let now = Instant::now();
+    let mut destination = connected(now, Side::Destination);
+    for request in 0..REQUESTS_MAX as u64 {
+        receive(&mut destination, now, request).unwrap();
+        destination.cancel_receive(now, key(request));
+        let (about, reason) = (about(request, request), Refusal::Cancelled);
+        let stopped = Message::Stopped(Stopped { about, reason, late: Late::Nothing });
+        assert!(is_quiet(&destination.heard(now, SOURCE, stopped)));
+    }
+    assert!(matches!(receive(&mut destination, now, 0), Err(PostError::Over(_))));
+}
+
+#[test]
 fn a_peer_cannot_post_without_end() {
     let now = Instant::now();
     let mut source = connected(now, Side::Source);
@@ -479,8 +494,9 @@ fn a_peer_cannot_post_without_end() {
     let refused = Message::Stopped(Stopped { about, reason: Refusal::TooMany, late: Late::Nothing });
     assert_eq!(said(&source.heard(now, DESTINATION, small(1 << 16))), [refused]);
     let mut destination = connected(now, Side::Destination);
-    for request in 0..1 << 13 {
+    let requests = REQUESTS_MAX as u64;
+    for request in 0..requests {
         receive(&mut destination, now, request).unwrap();
     }
-    assert!(matches!(receive(&mut destination, now, 1 << 13), Err(PostError::TooMany { requests_max: 8192 })));
+    assert!(matches!(receive(&mut destination, now, requests), Err(PostError::TooMany { requests_max: REQUESTS_MAX })));
 }
