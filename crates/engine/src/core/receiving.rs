@@ -16,7 +16,7 @@ use kvferry_wire::{FRAME_PAYLOAD_BYTES_MAX, Status};
 
 use super::exposure::Exposure;
 use super::timers::Subject;
-use super::{Action, Core, LinkId, Resend, say};
+use super::{Action, Core, LinkId, RESEND_MAX, Resend, say};
 use crate::error::{PartError, PeerName, Phase, PostError, RequestError, TransferError};
 use crate::message::{About, Done, Message, RequestKey, Serial, Want};
 use crate::report::Received;
@@ -26,6 +26,9 @@ pub(crate) const WANT_BLOCKS_MAX: usize = (FRAME_PAYLOAD_BYTES_MAX - 1024) / 6;
 
 /// Sends that one source may have announced and nobody here has received.
 const ANNOUNCED_MAX: usize = 1 << 16;
+
+/// How long an announcement counts. A source says it again until it is answered, so that what it says no more it has given up.
+const ANNOUNCED_FOR: Duration = RESEND_MAX.saturating_mul(2);
 
 /// A receive with the part of each source, by epoch.
 #[derive(Debug)]
@@ -126,11 +129,11 @@ impl Core {
         if self.received.get(&key).is_some() {
             return Err(PostError::Over(key));
         }
-        if self.receives.len() >= self.limits.requests_max {
-            return Err(PostError::TooMany { requests_max: self.limits.requests_max });
-        }
         if tokens.start > tokens.end {
             return Err(PostError::Tokens { tokens: tokens.clone() });
+        }
+        if self.receives.len() >= self.limits.requests_max {
+            return Err(PostError::TooMany { requests_max: self.limits.requests_max });
         }
         let blocks = block_maps.iter().map(|map| map.slots().len()).sum();
         if blocks > WANT_BLOCKS_MAX {
@@ -147,13 +150,18 @@ impl Core {
             }
             epochs.push((*link, peers));
         }
-        let announced = |(_, peers): &&(LinkId, Vec<u64>)| {
-            peers.iter().any(|epoch| self.peers[epoch].source.announced.contains(&key))
+        let announced = |peers: &[u64]| {
+            let said = peers.iter().filter_map(|epoch| self.peers[epoch].source.announced.get(&key));
+            said.max().copied().filter(|said| *said + ANNOUNCED_FOR > now)
         };
         let chosen = match &epochs[..] {
             [] => return Err(PostError::NoLink),
             [(link, _)] => Some(*link),
-            several => several.iter().find(announced).map(|(link, _)| *link),
+            // The request may have been moved from one to another, of which the first has nothing to say any more.
+            several => {
+                let announced = several.iter().filter_map(|(link, peers)| Some((announced(peers)?, *link)));
+                announced.max().map(|(_, link)| link)
+            }
         };
         let receive = Receiving {
             links: links.to_vec(),
@@ -191,7 +199,7 @@ impl Core {
         for other in others.into_iter().filter(|other| *other != link) {
             for epoch in self.links.get(&other).map(|state| state.peers.clone()).unwrap_or_default() {
                 let peer = self.peers.get_mut(&epoch);
-                if peer.is_some_and(|peer| peer.source.announced.remove(&key)) {
+                if peer.is_some_and(|peer| peer.source.announced.remove(&key).is_some()) {
                     actions.push(say(epoch, Message::Release(key)));
                 }
             }
@@ -271,10 +279,14 @@ impl Core {
             Some(_) => vec![say(epoch, Message::Release(key))],
             None if over => vec![say(epoch, Message::Release(key))],
             None => {
-                if let Some(peer) = self.peer_on(epoch, Side::Source)
-                    && peer.source.announced.len() < ANNOUNCED_MAX
-                {
-                    peer.source.announced.insert(key);
+                if let Some(peer) = self.peer_on(epoch, Side::Source) {
+                    let announced = &mut peer.source.announced;
+                    if announced.len() >= ANNOUNCED_MAX {
+                        announced.retain(|_, said| *said + ANNOUNCED_FOR > now);
+                    }
+                    if announced.len() < ANNOUNCED_MAX || announced.contains_key(&key) {
+                        announced.insert(key, now);
+                    }
                 }
                 Vec::new()
             }

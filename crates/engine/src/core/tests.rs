@@ -384,12 +384,7 @@ fn the_first_source_that_fails_ends_the_receive_and_the_others_are_asked_to_stop
 #[test]
 fn a_receive_that_is_given_up_before_anybody_was_asked_is_quiet_at_once() {
     let now = Instant::now();
-    let mut destination = connected(now, Side::Destination);
-    let peers = BTreeMap::from([(101, peer())]);
-    destination.connect(now, LinkId(1), Side::Destination, 0, peers);
-    destination.heard(now, 101, Message::Hello(hello(true, CALL, None)));
-    destination.heard(now, 101, welcome(CallId(1)));
-    let links = [LINK, LinkId(1)];
+    let (mut destination, links, _) = with_two_sources(now);
     let actions = destination.receive(now, key(7), &links, &maps(), &(0..32)).unwrap();
     assert!(actions.is_empty(), "nobody has announced to send it: {actions:?}");
     let actions = destination.cancel_receive(now, key(7));
@@ -400,6 +395,49 @@ fn a_receive_that_is_given_up_before_anybody_was_asked_is_quiet_at_once() {
     destination.receive(now, key(8), &links, &maps(), &(0..32)).unwrap();
     let actions = destination.tick(now + PATIENCE);
     assert!(matches!(failure(&actions), TransferError::NobodySends { .. }) && is_quiet(&actions), "{actions:?}");
+}
+
+/// A destination with two links, and the two sources.
+fn with_two_sources(now: Instant) -> (Core, [LinkId; 2], [u64; 2]) {
+    let mut destination = connected(now, Side::Destination);
+    destination.connect(now, LinkId(1), Side::Destination, 0, BTreeMap::from([(101, peer())]));
+    destination.heard(now, 101, Message::Hello(hello(true, CALL, None)));
+    destination.heard(now, 101, welcome(CallId(1)));
+    (destination, [LINK, LinkId(1)], [SOURCE, 101])
+}
+
+#[test]
+fn a_request_that_was_moved_to_another_source_is_asked_of_that_one() {
+    let start = Instant::now();
+    let second = |seconds| start + Duration::from_secs(seconds);
+    for (first, then) in [(0, 1), (1, 0)] {
+        let (mut destination, links, sources) = with_two_sources(start);
+        assert!(destination.heard(start, sources[first], Message::Announce(key(7))).is_empty());
+        assert!(destination.heard(second(1), sources[then], Message::Announce(key(7))).is_empty());
+        let actions = destination.receive(second(1), key(7), &links, &maps(), &(0..32)).unwrap();
+        let asked = actions.iter().find_map(|action| match action {
+            Action::Say { epoch, message: Message::Want(_) } => Some(*epoch),
+            _ => None,
+        });
+        assert_eq!(asked, Some(sources[then]));
+    }
+    // What a source has not said again for long it has given up.
+    let (mut destination, links, sources) = with_two_sources(start);
+    destination.heard(start, sources[0], Message::Announce(key(7)));
+    assert!(destination.receive(second(10), key(7), &links, &maps(), &(0..32)).unwrap().is_empty());
+    assert!(!destination.heard(second(11), sources[1], Message::Announce(key(7))).is_empty());
+}
+
+#[test]
+fn announcements_that_were_given_up_make_room_for_others() {
+    let start = Instant::now();
+    let (mut destination, links, sources) = with_two_sources(start);
+    for request in 0..1 << 16 {
+        destination.heard(start, sources[0], Message::Announce(key(1000 + request)));
+    }
+    let later = start + Duration::from_secs(10);
+    destination.heard(later, sources[0], Message::Announce(key(7)));
+    assert!(!destination.receive(later, key(7), &links, &maps(), &(0..32)).unwrap().is_empty());
 }
 
 #[test]
