@@ -37,6 +37,8 @@ use timers::{Subject, Timers};
 pub(crate) use exposure::Quarantined;
 pub(crate) use recent::Recent;
 pub use sending::PartSpec;
+#[cfg(test)]
+pub(crate) use sending::{NOTE_BYTES_MAX, PARTS_MAX};
 
 /// One pair of instances that this engine is a rank of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -129,7 +131,7 @@ pub(crate) enum Action {
         /// Through the peer's inbox, or not at all: the peer has been told so.
         inbox_only: bool,
     },
-    /// Make the checksums of a plan's bytes, and call [`Core::summed`].
+    /// Make the checksum of a plan's bytes, and call [`Core::summed`].
     Sum { put: PutId, plan: Plan },
     /// Compare what has arrived from a peer with its sums, and call [`Core::verified`].
     Verify { epoch: u64, key: RequestKey, check: Box<ToVerify> },

@@ -164,6 +164,7 @@ impl Describe for PushError {
             Self::Tokens { pushed, next, end } => described.with(fields!(pushed, next, end)),
             Self::Layers { pushed, next, own } => described.with(fields!(pushed, next, own)),
             Self::Note { bytes, bytes_max } => described.with(fields!(bytes, bytes_max)),
+            Self::TooManyParts { parts_max } => described.with(fields!(parts_max)),
             _ => described,
         }
     }

@@ -14,6 +14,8 @@ use kvferry_match::{BlockMap, Side};
 use kvferry_wire::Status;
 
 pub use parts::PartSpec;
+#[cfg(test)]
+pub(crate) use parts::{NOTE_BYTES_MAX, PARTS_MAX};
 
 use super::outgoing::{Outgoing, State};
 use super::timers::Subject;

@@ -14,8 +14,8 @@ use kvferry_match::{BlockMap, Side, assign};
 use kvferry_wire::{PutError, Route, RouteReason, Status, TransferStats};
 
 use super::handshake::EARLY_HELLOS_MAX;
-use super::{Action, Core, Handle, Introduction, Limits, LinkId, PartSpec, Peer, PutId, Ticket};
-use crate::error::{ConnectError, PeerName, PostError, RequestError, TransferError};
+use super::{Action, Core, Handle, Introduction, Limits, LinkId, PARTS_MAX, PartSpec, Peer, PutId, Ticket};
+use crate::error::{ConnectError, PeerName, PostError, PushError, RequestError, TransferError};
 use crate::message::{
     About, Bye, CallId, Done, Hello, Late, Message, Moved, Refusal, Refused, RequestKey, Serial, Stopped, Want, Welcome,
 };
@@ -461,6 +461,18 @@ fn sums_that_differ_fail_the_request() {
             assert!(matches!(failure(&actions), TransferError::Corrupted { .. }));
         }
     }
+}
+
+#[test]
+fn a_send_has_no_more_parts_than_its_report_can_tell() {
+    let now = Instant::now();
+    let mut source = connected(now, Side::Source);
+    source.send(now, ticket(7), maps(), 0..32).unwrap();
+    let mut push = || source.push(now, ticket(7), PartSpec::default(), true).map(|_| ());
+    for _ in 0..PARTS_MAX {
+        push().unwrap();
+    }
+    assert!(matches!(push(), Err(PushError::TooManyParts { parts_max: PARTS_MAX })));
 }
 
 #[test]

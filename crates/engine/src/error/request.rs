@@ -95,6 +95,12 @@ pub enum PushError {
         /// The limit for this part.
         bytes_max: usize,
     },
+    /// Post the send anew, in larger parts: its last ones cannot follow.
+    #[error("a send has at most {parts_max} parts")]
+    TooManyParts {
+        /// The limit.
+        parts_max: usize,
+    },
     /// The send has ended.
     #[error("the send has ended")]
     Ended,
