@@ -330,17 +330,10 @@ impl Core {
         self.peers.get(&epoch).map(|peer| other(peer.name.side))
     }
 
-    /// The templates between a peer and this rank: of some layers, or all.
-    pub(crate) fn templates(&mut self, epoch: u64, layers: Vec<Option<std::ops::Range<u32>>>) -> Option<Vec<Template>> {
+    /// The template between a peer and this rank, and what those of some layers are made of.
+    pub(crate) fn matched(&self, epoch: u64) -> Option<(Template, Option<(Assignment, u32)>)> {
         let peer = &self.peers.get(&epoch)?.peer;
-        let of = |layers: Option<std::ops::Range<u32>>| match layers {
-            None => Some(peer.template.clone()),
-            Some(layers) => {
-                let (assignment, source_rank) = peer.assignment.as_ref()?;
-                assignment.template_of_layers(*source_rank, layers).ok()
-            }
-        };
-        layers.into_iter().map(of).collect()
+        Some((peer.template.clone(), peer.assignment.clone()))
     }
 
     /// The peer, if it is on the given side.

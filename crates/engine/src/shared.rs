@@ -10,7 +10,6 @@ use std::time::{Instant, UNIX_EPOCH};
 
 use crossbeam::channel::Sender;
 use kvferry_layout::PageTable;
-use kvferry_match::Plan;
 use kvferry_wire::{
     Context, EndpointId, Event, Permit, Permitted, PutError, Region, Status, TransferId, TransferStats,
 };
@@ -18,12 +17,13 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::card::Card;
 use crate::completion::Completion;
-use crate::core::{Action, Core, Handle, LinkId, PartSpec, PutId, Recent, Ticket, ToVerify};
+use crate::core::{Action, Core, Handle, LinkId, PartSpec, PutId, Recent, Ticket};
 use crate::error::{ConnectError, PushError};
 use crate::message::{Hello, Message, RequestKey, Serial};
 use crate::options::EngineOptions;
 use crate::peer::WirePeer;
 use crate::report::{Received, Sent};
+use crate::sums::Check;
 use crate::telemetry::Telemetry;
 use crate::workers::Workers;
 
@@ -97,16 +97,9 @@ pub(crate) enum Chore {
         epoch: u64,
         hello: Box<Hello>,
     },
-    Sum {
-        put: PutId,
-        plan: Plan,
-    },
-    Verify {
-        epoch: u64,
-        key: RequestKey,
-        check: Box<ToVerify>,
-    },
-    /// The progress thread is gone.
+    /// To be passed on to the thread that does it.
+    Check(Check),
+    /// A progress thread is gone, or the one that makes checksums.
     Gone,
     Stop,
 }
@@ -246,8 +239,8 @@ impl Shared {
             }
             Action::Dial { epoch } => self.leave(Chore::Dial { epoch }),
             Action::Introduce { link, old, epoch, hello } => self.leave(Chore::Introduce { link, old, epoch, hello }),
-            Action::Sum { put, plan } => self.leave(Chore::Sum { put, plan }),
-            Action::Verify { epoch, key, check } => self.leave(Chore::Verify { epoch, key, check }),
+            Action::Sum { put, plan } => self.leave(Chore::Check(Check::Sum { put, plan })),
+            Action::Verify { epoch, key, check } => self.leave(Chore::Check(Check::Verify { epoch, key, check })),
             Action::Forget { epoch } => state.hang_up(self.workers(), epoch),
             Action::Connected { link } => {
                 if let Some(asker) = state.connecting.remove(&link) {

@@ -97,6 +97,11 @@ impl Incoming {
         }
     }
 
+    /// Its source owes a sign. While what that has reported is verified, it is this side that takes its time.
+    fn is_awaited(&self) -> bool {
+        self.end.is_none() && self.report.is_none()
+    }
+
     /// Nothing writes for it any more.
     pub(super) fn be_quiet(&mut self, epoch: u64) -> Option<Action> {
         self.asks = None;
@@ -106,7 +111,7 @@ impl Incoming {
 
     /// When it is to be looked at again.
     fn due(&self, patience: Duration) -> Option<Instant> {
-        let late = self.end.is_none().then(|| self.news + patience);
+        let late = self.is_awaited().then(|| self.news + patience);
         let asks = self.asks.map(|asks| asks.due);
         late.into_iter().chain(asks).min()
     }
@@ -331,7 +336,7 @@ impl Core {
         let up = self.peers.get(&epoch).is_some_and(|peer| peer.can_hear());
         let Some(part) = receive.parts.get_mut(&epoch) else { return Vec::new() };
         let mut actions = Vec::new();
-        if part.end.is_none() && part.news + patience <= now {
+        if part.is_awaited() && part.news + patience <= now {
             let (phase, peer, waited) = (part.phase(), part.name, now - part.news);
             let error = TransferError::Stalled { peer, waited, moved: part.moved, expected: part.expected };
             return self.fail_receive(now, key, vec![PartError { epoch, phase, error }]);

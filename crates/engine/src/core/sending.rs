@@ -262,7 +262,7 @@ impl Core {
         let Some(send) = self.sends.get_mut(&ticket) else { return Vec::new() };
         let Some(part) = send.parts.get_mut(&epoch) else { return Vec::new() };
         let mut actions = Vec::new();
-        if matches!(part.state, State::Open | State::Reporting) && part.news + patience <= now {
+        if part.is_awaited() && part.news + patience <= now {
             let (peer, waited, moved, expected) = (part.name, now - part.news, part.moved(), part.expected());
             let error = TransferError::Stalled { peer, waited, moved, expected };
             let error = PartError { epoch, phase: part.phase(), error };

@@ -464,6 +464,30 @@ fn sums_that_differ_fail_the_request() {
 }
 
 #[test]
+fn nobody_loses_patience_with_itself() {
+    let now = Instant::now();
+    let (later, mut destination) = (now + 2 * PATIENCE, connected(now, Side::Destination));
+    destination.limits.verify = true;
+    receive(&mut destination, now, 7).unwrap();
+    let Want { about, bytes, plan, .. } = want(7, 0);
+    let done = Message::Done(Done { about, bytes, plan, carried: Vec::new(), note: Vec::new(), checks: Vec::new() });
+    destination.heard(now, SOURCE, done);
+    assert!(destination.tick(later).is_empty(), "it is this side that compares the sums");
+    assert!(is_quiet(&destination.verified(later, SOURCE, about, true)));
+
+    let mut source = connected(now, Side::Source);
+    source.limits.verify = true;
+    source.heard(now, DESTINATION, Message::Want(want(7, 0)));
+    let actions = send(&mut source, now, 7).unwrap();
+    let plan = peer().template.bind(&maps(), &maps(), 0..32).unwrap();
+    let Some(Action::Sum { put, .. }) = actions.last() else { panic!("{actions:?}") };
+    assert!(source.tick(later).is_empty(), "it is this side that makes the sums");
+    let actions = source.summed(later, *put, plan, 0);
+    assert!(matches!(actions[..], [Action::Put { .. }]), "{actions:?}");
+    assert!(matches!(failure(&source.tick(later + PATIENCE)), TransferError::Stalled { .. }));
+}
+
+#[test]
 fn a_send_has_no_more_parts_than_its_report_can_tell() {
     let now = Instant::now();
     let mut source = connected(now, Side::Source);
