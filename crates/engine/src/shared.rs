@@ -51,7 +51,8 @@ pub(crate) struct State {
     /// By epoch.
     pub(crate) peers: BTreeMap<u64, WirePeer>,
     pub(crate) epochs: BTreeMap<EndpointId, u64>,
-    /// Endpoints of which the wire has said that they failed, or that their peer has died, when nobody here knew them: yet, or any more.
+    /// Endpoints of which the wire has said that they failed, or that their peer has died, when nobody here knew them: yet, or any
+    /// more.
     failed: Recent<EndpointId, Status>,
     dead: Recent<EndpointId, ()>,
     /// The cards that each link was made of.
@@ -376,7 +377,8 @@ impl State {
         }
     }
 
-    /// Puts a connection in place of the peer's earlier one, if there is one. The state machine is told next, and then [`State::catch_up`].
+    /// Puts a connection in place of the peer's earlier one, if there is one. The state machine is told next, and then comes
+    /// [`State::catch_up`].
     pub(crate) fn connected(&mut self, workers: &Workers, epoch: u64, mut peer: WirePeer) {
         self.epochs.insert(peer.endpoint, epoch);
         if let Some(earlier) = self.peers.remove(&epoch) {

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// Entries kept, unless it was asked for more. What is forgotten is told from what is new by other means: serials that only grow.
+/// Entries kept, unless it was asked for more. What is forgotten is told from what is new by other means: serials that only
+/// grow.
 pub(super) const RECENT_MAX: usize = 8192;
 
 #[derive(Debug)]

@@ -11,7 +11,8 @@ use crate::error::PushError;
 /// Bytes that a sender's user may add to the last part.
 pub(crate) const NOTE_BYTES_MAX: usize = 4096;
 
-/// Parts of one send: those of which the report, with a checksum each, surely fits a frame, at 41 bytes a part and 16 KiB for the rest.
+/// Parts of one send: those of which the report, with a checksum each, surely fits a frame, at 41 bytes a part and 16 KiB for
+/// the rest.
 pub(crate) const PARTS_MAX: usize = (FRAME_PAYLOAD_BYTES_MAX - (16 << 10)) / 41;
 
 /// A part of a send.
