@@ -14,7 +14,7 @@ use super::check::Books;
 use super::fixture::{DESTINATIONS, SOURCES, peers};
 use super::network::{Frame, News, Way, Write};
 use super::random::Random;
-use crate::message::{Message, RequestKey, Serial};
+use crate::message::{About, Message, RequestKey, Serial};
 use users::Deed;
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -59,6 +59,8 @@ pub(super) struct World {
     bad: usize,
     /// Deaths are certain at once, or never.
     one_host: bool,
+    /// What is sent is summed, and compared where it arrives.
+    verify: bool,
     keys: Vec<RequestKey>,
     well: BTreeMap<RequestKey, usize>,
 }
@@ -72,6 +74,7 @@ impl World {
     pub(super) fn new(seed: u64, talk: bool) -> Self {
         let mut random = Random::new(seed);
         let (bad, one_host) = ([4, 10, 50, 1_000_000][random.below(4)], !random.one_in(4));
+        let verify = random.one_in(4);
         let now = Instant::now();
         let mut world = Self {
             random,
@@ -91,6 +94,7 @@ impl World {
             next_request: 0,
             bad,
             one_host,
+            verify,
             keys: Vec::new(),
             well: BTreeMap::new(),
         };
@@ -111,7 +115,7 @@ impl World {
 
     fn new_core(&self, epoch: u64) -> Core {
         let resend = Duration::from_millis(200);
-        let mut core = Core::new(Limits { patience: PATIENCE, resend, requests_max: 64, verify: false });
+        let mut core = Core::new(Limits { patience: PATIENCE, resend, requests_max: 64, verify: self.verify });
         core.introduce(Introduction { instance: String::new(), born: epoch, card: vec![1], own_layers: 0..2 });
         core
     }
@@ -203,7 +207,10 @@ impl World {
                         then,
                     });
                 }
-                Action::Sum { .. } | Action::Verify { .. } => unreachable!("sums are not asked for"),
+                Action::Sum { put, plan } => self.news.push((index, News::Sum(put, plan))),
+                Action::Verify { epoch: from, key, check } => {
+                    self.news.push((index, News::Verify(from, About { key, serial: check.serial })));
+                }
                 Action::CancelPut { put } => {
                     let of_put = |write: &&mut Write| write.from == epoch && write.put == put;
                     self.writes.iter_mut().filter(of_put).for_each(|write| write.cancelled = true);
