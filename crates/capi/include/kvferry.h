@@ -481,6 +481,8 @@ kvf_status kvf_engine_disconnect(const kvf_engine *engine, const kvf_link *link)
 // Asks the sources of `links` for the tokens `first_token` to `end_token - 1` of a request: of several links, the first whose
 // sources send it. `maps`: one a group of this rank's table. The slots are exposed until kvf_transfer_quiet says otherwise.
 //
+// Each rank of this rank's instance chooses by itself: where there are several, only one group of sources may send an attempt.
+//
 // # Safety
 //
 // The contract of the crate.

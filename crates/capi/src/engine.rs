@@ -194,6 +194,8 @@ pub extern "C" fn kvf_engine_disconnect(engine: Option<&Engine>, link: Option<&L
 /// Asks the sources of `links` for the tokens `first_token` to `end_token - 1` of a request: of several links, the first whose
 /// sources send it. `maps`: one a group of this rank's table. The slots are exposed until kvf_transfer_quiet says otherwise.
 ///
+/// Each rank of this rank's instance chooses by itself: where there are several, only one group of sources may send an attempt.
+///
 /// # Safety
 ///
 /// The contract of the crate.

@@ -1,9 +1,9 @@
-//! The control thread: keeps the time, and does what takes long or has to wait for the progress thread.
+//! The control thread: keeps the time, and does what takes long or has to wait for the progress thread, but for checksums.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use crossbeam::channel::{Receiver, RecvTimeoutError};
+use crossbeam::channel::{Receiver, RecvTimeoutError, Sender};
 use kvferry_match::Side;
 use kvferry_wire::Status;
 use thiserror::Error;
@@ -11,11 +11,11 @@ use thiserror::Error;
 use crate::card::Card;
 use crate::core::{LinkId, Peer};
 use crate::error::{CardError, ConnectError};
-use crate::message::{About, Hello};
+use crate::message::Hello;
 use crate::peer::WirePeer;
 use crate::shared::{Chore, Shared};
+use crate::sums::Check;
 use crate::survey::survey;
-use crate::verify;
 
 /// Ends everything when the control thread ends, also if that is because of a bug: nobody waits for ever then.
 struct EndAll<'a>(&'a Shared);
@@ -26,8 +26,8 @@ impl Drop for EndAll<'_> {
     }
 }
 
-/// The body of the thread: until told to stop, or until the worker is gone.
-pub(crate) fn run(shared: &Shared, chores: &Receiver<Chore>) {
+/// The body of the thread: until told to stop, or until another of the engine's threads is gone.
+pub(crate) fn run(shared: &Shared, chores: &Receiver<Chore>, sums: &Sender<Check>) {
     let _end_all = EndAll(shared);
     loop {
         let armed = {
@@ -44,27 +44,8 @@ pub(crate) fn run(shared: &Shared, chores: &Receiver<Chore>) {
             Ok(Chore::Look) | Err(RecvTimeoutError::Timeout) => {}
             Ok(Chore::Dial { epoch }) => dial(shared, epoch),
             Ok(Chore::Introduce { link, old, epoch, hello }) => introduce(shared, link, old, epoch, *hello),
-            Ok(Chore::Sum { put, plan }) => {
-                let published = shared.lock().published.clone();
-                let sums = published.and_then(|own| verify::of_source(&plan, &own.regions, &own.table));
-                let mut state = shared.lock();
-                // No memory that was published can be out of reach; if it is, the other side will not agree.
-                let actions = state.core.summed(Instant::now(), put, plan, sums.unwrap_or_default());
-                shared.act(state, actions);
-            }
-            Ok(Chore::Verify { epoch, key, check }) => {
-                let (published, templates) = {
-                    let mut state = shared.lock();
-                    let layers = check.checks.iter().map(|check| check.layers.clone()).collect();
-                    (state.published.clone(), state.core.templates(epoch, layers))
-                };
-                let same = published.zip(templates).is_some_and(|(own, templates)| {
-                    verify::holds_at_destination(&check, &templates, &own.regions, &own.table)
-                });
-                let about = About { key, serial: check.serial };
-                let mut state = shared.lock();
-                let actions = state.core.verified(Instant::now(), epoch, about, same);
-                shared.act(state, actions);
+            Ok(Chore::Check(check)) => {
+                let _ = sums.send(check); // nobody there: this thread is told that it is gone
             }
         }
         let now = Instant::now();
@@ -88,7 +69,9 @@ fn dial(shared: &Shared, epoch: u64) {
     let actions = match connected {
         Ok(peer) if state.peers.contains_key(&epoch) => {
             state.connected(shared.workers(), epoch, peer);
-            state.core.dialed(now, epoch)
+            let mut actions = state.core.dialed(now, epoch);
+            actions.extend(state.catch_up(now, epoch));
+            actions
         }
         // It has been forgotten in between.
         Ok(peer) => {
@@ -131,7 +114,8 @@ fn introduce(shared: &Shared, link: LinkId, old: u64, epoch: u64, hello: Hello) 
                 all.filter(|known| known.epoch == old).for_each(|known| *known = card.clone());
             }
             state.connected(shared.workers(), epoch, wire);
-            let actions = state.core.replace(now, link, old, epoch, peer, hello);
+            let mut actions = state.core.replace(now, link, old, epoch, peer, hello);
+            actions.extend(state.catch_up(now, epoch));
             shared.act(state, actions);
         }
         Err(disbelief) => {

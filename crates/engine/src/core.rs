@@ -31,12 +31,14 @@ use crate::report::{Received, Sent};
 use handshake::LinkState;
 use peers::PeerState;
 use receiving::Receiving;
-use recent::Recent;
 use sending::Sending;
 use timers::{Subject, Timers};
 
 pub(crate) use exposure::Quarantined;
+pub(crate) use recent::Recent;
 pub use sending::PartSpec;
+#[cfg(test)]
+pub(crate) use sending::{NOTE_BYTES_MAX, PARTS_MAX};
 
 /// One pair of instances that this engine is a rank of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -129,7 +131,7 @@ pub(crate) enum Action {
         /// Through the peer's inbox, or not at all: the peer has been told so.
         inbox_only: bool,
     },
-    /// Make the checksums of a plan's bytes, and call [`Core::summed`].
+    /// Make the checksum of a plan's bytes, and call [`Core::summed`].
     Sum { put: PutId, plan: Plan },
     /// Compare what has arrived from a peer with its sums, and call [`Core::verified`].
     Verify { epoch: u64, key: RequestKey, check: Box<ToVerify> },
@@ -183,7 +185,7 @@ pub(crate) struct Core {
     peers: BTreeMap<u64, PeerState>,
     receives: BTreeMap<RequestKey, Receiving>,
     sends: BTreeMap<Ticket, Sending>,
-    /// Requests that are over, and how.
+    /// Requests that are over, and how: as many as may be under way.
     received: Recent<RequestKey, ()>,
     sent: Recent<Ticket, Refusal>,
     /// Wants that have been revoked, and whose end the wire has yet to say.
@@ -214,8 +216,8 @@ impl Core {
             peers: BTreeMap::new(),
             receives: BTreeMap::new(),
             sends: BTreeMap::new(),
-            received: Recent::default(),
-            sent: Recent::default(),
+            received: Recent::of(limits.requests_max),
+            sent: Recent::of(limits.requests_max),
             revoking: BTreeMap::new(),
             puts: BTreeMap::new(),
             early_hellos: BTreeMap::new(),
@@ -280,8 +282,9 @@ impl Core {
         self.resent
     }
 
-    /// Ends everything: the engine goes away. It says goodbye where it has nothing in flight.
-    pub(crate) fn stop(&mut self) -> Vec<Action> {
+    /// Ends everything: the engine goes away. It says goodbye where it has nothing in flight. Writes that have begun may go on
+    /// for a while, so it goes on to answer for them as long as it hears, and says when they have ended.
+    pub(crate) fn stop(&mut self, now: Instant) -> Vec<Action> {
         let mut actions = Vec::new();
         let links = std::mem::take(&mut self.links);
         for (link, state) in &links {
@@ -292,11 +295,13 @@ impl Core {
         }
         let links = links.into_iter().filter(|(_, link)| link.deadline().is_some());
         actions.extend(links.map(|(link, _)| Action::NotConnected { link, error: ConnectError::Stopped }));
-        let stopped = |key| RequestError { key, errors: vec![PartError::own(Phase::Waiting, TransferError::Stopped)] };
+        let stopped = || vec![PartError::own(Phase::Waiting, TransferError::Stopped)];
         let receives = std::mem::take(&mut self.receives).into_iter().filter(|(_, receive)| !receive.ended);
-        actions.extend(receives.map(|(key, _)| Action::Received { key, outcome: Err(stopped(key)) }));
-        let sends = std::mem::take(&mut self.sends).into_iter().filter(|(_, send)| !send.ended);
-        actions.extend(sends.map(|(ticket, _)| Action::Sent { ticket, outcome: Err(stopped(ticket.key)) }));
+        let failed = |key| Err(RequestError { key, errors: stopped() });
+        actions.extend(receives.map(|(key, _)| Action::Received { key, outcome: failed(key) }));
+        for ticket in self.sends.keys().copied().collect::<Vec<_>>() {
+            actions.extend(self.fail_send(now, ticket, stopped(), Refusal::Failed));
+        }
         self.timers = Timers::default();
         actions
     }
@@ -325,17 +330,10 @@ impl Core {
         self.peers.get(&epoch).map(|peer| other(peer.name.side))
     }
 
-    /// The templates between a peer and this rank: of some layers, or all.
-    pub(crate) fn templates(&mut self, epoch: u64, layers: Vec<Option<std::ops::Range<u32>>>) -> Option<Vec<Template>> {
+    /// The template between a peer and this rank, and what those of some layers are made of.
+    pub(crate) fn matched(&self, epoch: u64) -> Option<(Template, Option<(Assignment, u32)>)> {
         let peer = &self.peers.get(&epoch)?.peer;
-        let of = |layers: Option<std::ops::Range<u32>>| match layers {
-            None => Some(peer.template.clone()),
-            Some(layers) => {
-                let (assignment, source_rank) = peer.assignment.as_ref()?;
-                assignment.template_of_layers(*source_rank, layers).ok()
-            }
-        };
-        layers.into_iter().map(of).collect()
+        Some((peer.template.clone(), peer.assignment.clone()))
     }
 
     /// The peer, if it is on the given side.

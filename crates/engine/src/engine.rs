@@ -1,4 +1,5 @@
-//! The engine: its workers, one control thread, and the state machine that all of them drive.
+//! The engine: its workers, one control thread, one for checksums if they are asked for, and the state machine that all of them
+//! drive.
 
 mod connect;
 mod publish;
@@ -18,6 +19,7 @@ use crate::options::EngineOptions;
 use crate::peer::PROBE_BYTES;
 use crate::quarantine::Quarantine;
 use crate::shared::{Chore, Shared};
+use crate::sums;
 use crate::transfer::{Receive, Send};
 use crate::workers::Workers;
 
@@ -39,6 +41,8 @@ pub struct Link {
 pub struct Engine {
     shared: Arc<Shared>,
     control: Option<JoinHandle<()>>,
+    /// It ends after the control thread.
+    sums: Option<JoinHandle<()>>,
 }
 
 impl Engine {
@@ -83,6 +87,7 @@ impl Engine {
             requests_max: options.requests_max,
             verify: options.verify,
         };
+        let verify = options.verify;
         let (chores, chore_queue) = channel::unbounded();
         let probe = context.allocate(PROBE_BYTES)?;
         let shared = Shared::new(options, getrandom::u64()?, context, probe, Core::new(limits), chores.clone());
@@ -99,12 +104,24 @@ impl Engine {
         };
         shared.set_workers(Workers::start(&shared.context, &shared.options, shared.epoch, handler)?);
         let _ = place.set(shared.clone()); // once
+        let (checks, check_queue) = channel::unbounded();
         let for_control = shared.clone();
-        let control = thread::Builder::new()
-            .name("kvferry-engine".to_owned())
-            .spawn(move || control::run(&for_control, &chore_queue))
-            .inspect_err(|_| shared.workers().stop())?;
-        Ok(Self { shared, control: Some(control) })
+        let keep_time = move || control::run(&for_control, &chore_queue, &checks);
+        let spawn = |name: &str, body: Box<dyn FnOnce() + std::marker::Send>| {
+            let spawned = thread::Builder::new().name(name.to_owned()).spawn(body);
+            spawned.inspect_err(|_| shared.workers().stop())
+        };
+        let make_sums = || {
+            let (shared, gone) = (shared.clone(), Gone(chores));
+            let body = move || {
+                let _gone = gone;
+                sums::run(&shared, &check_queue);
+            };
+            spawn("kvferry-sums", Box::new(body))
+        };
+        let sums = verify.then(make_sums).transpose()?;
+        let control = Some(spawn("kvferry-engine", Box::new(keep_time))?);
+        Ok(Self { shared, control, sums })
     }
 
     /// The options that the engine was started with.
@@ -163,14 +180,16 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         self.stop();
-        if self.control.take().is_some_and(|control| control.join().is_err()) {
-            tracing::error!("the control thread panicked");
+        for thread in [self.control.take(), self.sums.take()].into_iter().flatten() {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the engine panicked");
+            }
         }
         self.shared.workers().stop();
     }
 }
 
-/// Held by a progress thread: tells the control thread when that ends, however it does.
+/// Held by another thread of the engine: tells the control thread when that ends, however it does.
 struct Gone(Sender<Chore>);
 
 impl Drop for Gone {

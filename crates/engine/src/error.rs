@@ -56,7 +56,7 @@ pub enum StartError {
     /// Choose a patience between a millisecond and a year.
     #[error("a patience of {0:?} is out of range")]
     Patience(Duration),
-    /// Choose a time between a millisecond and the patience.
+    /// Choose a time between a millisecond and the patience, or 200 ms if that is longer.
     #[error("an answer cannot be waited for {resend:?} with a patience of {patience:?}")]
     Resend {
         /// As given.

@@ -16,6 +16,7 @@ mod quiet;
 mod ready;
 mod report;
 mod shared;
+mod sums;
 mod survey;
 pub mod telemetry;
 mod transfer;

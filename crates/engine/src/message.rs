@@ -110,19 +110,19 @@ pub(crate) struct Done {
     pub(crate) carried: Vec<TransferStats>,
     /// What the sender's user adds.
     pub(crate) note: Vec<u8>,
-    /// Checksums of what was sent, if the source makes any.
+    /// Of what was sent, part by part, if the source makes any.
     pub(crate) checks: Vec<PartCheck>,
 }
 
-/// Checksums of one part of a send.
+/// Checksum of one part of a send.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PartCheck {
     /// Tokens of the part.
     pub(crate) tokens: Range<u64>,
     /// Its layers, if it has not all of them.
     pub(crate) layers: Option<Range<u32>>,
-    /// One a piece of the template, in order: over its bytes in each pair of slots, in order.
-    pub(crate) sums: Vec<u64>,
+    /// Over its bytes, a piece of the template after the other, of each in every pair of slots.
+    pub(crate) sum: u64,
 }
 
 /// The source writes nothing of the request any more, and has not written all of it.
@@ -290,10 +290,11 @@ mod tests {
     use std::time::Duration;
 
     use kvferry_layout::Slot;
-    use kvferry_wire::{Route, RouteReason};
+    use kvferry_wire::{FRAME_PAYLOAD_BYTES_MAX, Route, RouteReason};
     use proptest::prelude::*;
 
     use super::*;
+    use crate::core::{NOTE_BYTES_MAX, PARTS_MAX};
 
     fn stats() -> TransferStats {
         let (route, reason) = (Route::Landing, RouteReason::Forced);
@@ -320,7 +321,7 @@ mod tests {
                 plan: Digest(6),
                 carried: vec![stats()],
                 note: vec![7],
-                checks: vec![PartCheck { tokens: 0..16, layers: Some(2..3), sums: vec![1, 2] }],
+                checks: vec![PartCheck { tokens: 0..16, layers: Some(2..3), sum: 1 }],
             }),
             Message::DoneAck(about),
             Message::Refused(Refused { about, reason: Refusal::BlockMaps }),
@@ -347,6 +348,18 @@ mod tests {
         let other = TransferStats { route: Route::Direct, reason: RouteReason::TargetMapped, ..stats() };
         assert_eq!(Message::decode(kind, &with(other)), Ok(report(vec![stats(), other])));
         assert_eq!(Message::decode(kind, &[payload, vec![1]].concat()), Err(MessageError::Payload { kind }));
+    }
+
+    /// Sums are of each part, however many pieces there are in it.
+    #[test]
+    fn the_longest_report_fits_a_frame() {
+        let about = About { key: RequestKey { request: u64::MAX, attempt: u32::MAX }, serial: Serial(u64::MAX) };
+        let check = PartCheck { tokens: u64::MAX..u64::MAX, layers: Some(u32::MAX..u32::MAX), sum: u64::MAX };
+        let longest = TransferStats { bytes: u64::MAX, runs: u64::MAX, elapsed: Duration::MAX, ..stats() };
+        let (bytes, plan, carried, note) = (u64::MAX, Digest(u128::MAX), vec![longest; 64], vec![0; NOTE_BYTES_MAX]);
+        let checks = vec![check; PARTS_MAX];
+        let (_, payload) = Message::Done(Done { about, bytes, plan, carried, note, checks }).encode();
+        assert!(payload.len() <= FRAME_PAYLOAD_BYTES_MAX, "{} B", payload.len());
     }
 
     #[test]

@@ -45,13 +45,14 @@ pub struct EngineOptions {
     #[serde(rename = "patience_ms", with = "millis")]
     pub patience: Duration,
     /// How long an answer is waited for before a message is sent again; twice as long each time. At least a millisecond, at
-    /// most the patience. In files and the environment: `resend_ms`.
+    /// most the patience, or the default of 200 ms if that is longer. In files and the environment: `resend_ms`.
     #[serde(rename = "resend_ms", with = "millis")]
     pub resend: Duration,
     /// Receives, and as many sends, that may be under way or not quiet yet.
     pub requests_max: usize,
     /// Whether checksums are made of what is sent and compared with what has arrived. Costs a pass over the bytes on each
-    /// side. Both sides must have it alike.
+    /// side, by a thread of its own. Both sides must have it alike. The patience must be longer than the other side needs for the
+    /// sums of all that is under way.
     pub verify: bool,
     /// Memory that each worker sets aside for peers that cannot write to this rank's memory themselves, in bytes. Taken when
     /// first used.

@@ -10,7 +10,6 @@ use std::time::{Instant, UNIX_EPOCH};
 
 use crossbeam::channel::Sender;
 use kvferry_layout::PageTable;
-use kvferry_match::Plan;
 use kvferry_wire::{
     Context, EndpointId, Event, Permit, Permitted, PutError, Region, Status, TransferId, TransferStats,
 };
@@ -18,12 +17,13 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::card::Card;
 use crate::completion::Completion;
-use crate::core::{Action, Core, Handle, LinkId, PartSpec, PutId, Ticket, ToVerify};
+use crate::core::{Action, Core, Handle, LinkId, PartSpec, PutId, Recent, Ticket};
 use crate::error::{ConnectError, PushError};
 use crate::message::{Hello, Message, RequestKey, Serial};
 use crate::options::EngineOptions;
 use crate::peer::WirePeer;
 use crate::report::{Received, Sent};
+use crate::sums::Check;
 use crate::telemetry::Telemetry;
 use crate::workers::Workers;
 
@@ -51,6 +51,10 @@ pub(crate) struct State {
     /// By epoch.
     pub(crate) peers: BTreeMap<u64, WirePeer>,
     pub(crate) epochs: BTreeMap<EndpointId, u64>,
+    /// Endpoints of which the wire has said that they failed, or that their peer has died, when nobody here knew them: yet, or any
+    /// more.
+    failed: Recent<EndpointId, Status>,
+    dead: Recent<EndpointId, ()>,
     /// The cards that each link was made of.
     pub(crate) links: BTreeMap<LinkId, LinkCards>,
     pub(crate) connecting: BTreeMap<LinkId, Sender<Result<(), ConnectError>>>,
@@ -94,16 +98,9 @@ pub(crate) enum Chore {
         epoch: u64,
         hello: Box<Hello>,
     },
-    Sum {
-        put: PutId,
-        plan: Plan,
-    },
-    Verify {
-        epoch: u64,
-        key: RequestKey,
-        check: Box<ToVerify>,
-    },
-    /// The progress thread is gone.
+    /// To be passed on to the thread that does it.
+    Check(Check),
+    /// A progress thread is gone, or the one that makes checksums.
     Gone,
     Stop,
 }
@@ -125,6 +122,8 @@ impl Shared {
             published: None,
             peers: BTreeMap::new(),
             epochs: BTreeMap::new(),
+            failed: Recent::default(),
+            dead: Recent::default(),
             links: BTreeMap::new(),
             connecting: BTreeMap::new(),
             receives: BTreeMap::new(),
@@ -241,8 +240,8 @@ impl Shared {
             }
             Action::Dial { epoch } => self.leave(Chore::Dial { epoch }),
             Action::Introduce { link, old, epoch, hello } => self.leave(Chore::Introduce { link, old, epoch, hello }),
-            Action::Sum { put, plan } => self.leave(Chore::Sum { put, plan }),
-            Action::Verify { epoch, key, check } => self.leave(Chore::Verify { epoch, key, check }),
+            Action::Sum { put, plan } => self.leave(Chore::Check(Check::Sum { put, plan })),
+            Action::Verify { epoch, key, check } => self.leave(Chore::Check(Check::Verify { epoch, key, check })),
             Action::Forget { epoch } => state.hang_up(self.workers(), epoch),
             Action::Connected { link } => {
                 if let Some(asker) = state.connecting.remove(&link) {
@@ -277,7 +276,7 @@ impl Shared {
                 }
             }
             Action::Quiet { handle: Handle::Receive(key) } => {
-                self.telemetry.quiet(key);
+                self.telemetry.forget(key);
                 if let Some(receive) = state.receives.remove(&key) {
                     after.push(Box::new(move || receive.be_quiet()));
                 }
@@ -294,13 +293,18 @@ impl Shared {
     pub(crate) fn end_all(&self) {
         let mut state = self.lock();
         state.stopped = true;
-        let actions = state.core.stop();
-        let (receives, sends) = (state.receives.clone(), state.sends.clone());
+        let actions = state.core.stop(Instant::now());
         let connecting = std::mem::take(&mut state.connecting);
         state.probes.clear();
         self.act(state, actions);
         drop(connecting);
-        receives.into_values().for_each(|receive| receive.abandon());
+        let mut state = self.lock();
+        let (receives, sends) = (std::mem::take(&mut state.receives), std::mem::take(&mut state.sends));
+        drop(state);
+        for (key, receive) in receives {
+            self.telemetry.forget(key);
+            receive.abandon();
+        }
         sends.into_values().for_each(|send| send.abandon());
     }
 }
@@ -325,7 +329,10 @@ impl State {
             Event::EndpointFailed { endpoint, status } => self.endpoint_failed(now, endpoint, status),
             Event::PeerDied { endpoint } => match self.epochs.get(&endpoint) {
                 Some(epoch) => self.core.died(now, *epoch),
-                None => Vec::new(),
+                None => {
+                    self.dead.insert(endpoint, ());
+                    Vec::new()
+                }
             },
             Event::Progress { transfer, bytes } => self.core.put_progress(now, PutId(transfer.0), bytes),
             Event::TakesInbox { transfer } => self.core.put_takes_inbox(PutId(transfer.0)),
@@ -357,7 +364,10 @@ impl State {
     }
 
     fn endpoint_failed(&mut self, now: Instant, endpoint: EndpointId, status: Status) -> Vec<Action> {
-        let Some(epoch) = self.epochs.get(&endpoint).copied() else { return Vec::new() };
+        let Some(epoch) = self.epochs.get(&endpoint).copied() else {
+            self.failed.insert(endpoint, status);
+            return Vec::new();
+        };
         match self.peers.get_mut(&epoch).filter(|peer| peer.endpoint == endpoint) {
             Some(peer) => {
                 peer.failed = true;
@@ -367,13 +377,25 @@ impl State {
         }
     }
 
-    /// Puts a connection in place of the peer's earlier one, if there is one.
+    /// Puts a connection in place of the peer's earlier one, if there is one. The state machine is told next, and then comes
+    /// [`State::catch_up`].
     pub(crate) fn connected(&mut self, workers: &Workers, epoch: u64, mut peer: WirePeer) {
         self.epochs.insert(peer.endpoint, epoch);
         if let Some(earlier) = self.peers.remove(&epoch) {
             peer.succeed(workers, earlier);
         }
         self.peers.insert(epoch, peer);
+    }
+
+    /// Tells the state machine what the wire had said of the connection to a peer before it was put in place.
+    pub(crate) fn catch_up(&mut self, now: Instant, epoch: u64) -> Vec<Action> {
+        let Some(endpoint) = self.peers.get(&epoch).map(|peer| peer.endpoint) else { return Vec::new() };
+        let failed = self.failed.get(&endpoint).copied();
+        let mut actions = failed.map_or_else(Vec::new, |status| self.endpoint_failed(now, endpoint, status));
+        if self.dead.get(&endpoint).is_some() {
+            actions.extend(self.core.died(now, epoch));
+        }
+        actions
     }
 
     /// Closes the connection to a peer and forgets its memory.

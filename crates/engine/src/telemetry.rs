@@ -204,8 +204,8 @@ impl Telemetry {
         span.record("bytes", bytes);
     }
 
-    /// The slots of a receive are quiet.
-    pub(crate) fn quiet(&self, key: RequestKey) {
+    /// The slots of a receive are quiet, or the engine that would say so has stopped.
+    pub(crate) fn forget(&self, key: RequestKey) {
         if let Some(slots) = self.state.lock().quarantined.remove(&key) {
             self.quarantined_slots.decrement(count(slots));
         }

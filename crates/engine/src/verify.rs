@@ -1,7 +1,7 @@
 //! Checksums of what moves: made where it is read, compared where it has been written.
 //!
-//! There is one for each piece of a template, over its bytes in each pair of slots. Both sides go through them in the same
-//! order, since both have the template and the blocks.
+//! There is one for each part of a send, over each piece of its template in every pair of slots. Both sides go through them in
+//! the same order, since both have the template and the blocks.
 
 use kvferry_layout::{PageTable, PoolId, Slot};
 use kvferry_match::{Chunk, Piece, Plan, Template};
@@ -10,18 +10,18 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::core::ToVerify;
 
-/// One sum a piece of the plan's template, in order. `None` if a pool is not in its region.
-pub(crate) fn of_source(plan: &Plan, regions: &[Region], table: &PageTable) -> Option<Vec<u64>> {
-    let mut sums = Vec::new();
+/// The sum of a plan. `None` if a pool is not in its region.
+pub(crate) fn of_source(plan: &Plan, regions: &[Region], table: &PageTable) -> Option<u64> {
+    let mut sum = Xxh3::new();
     for (section, pairs) in plan.sections() {
         let memory = Memory::new(section.source_pool, regions, table)?;
         let slots = || pairs.iter().map(|pair| pair.source);
         for piece in section.pieces.iter() {
             let strides = piece.dims.map(|dim| dim.source_stride);
-            sums.push(memory.sum(slots(), piece, piece.source_offset, strides)?);
+            memory.add_to(&mut sum, slots(), piece, piece.source_offset, strides)?;
         }
     }
-    Some(sums)
+    Some(sum.digest())
 }
 
 /// Whether what has arrived has the sums that the source made, and the source made them of all of it.
@@ -39,19 +39,16 @@ fn compare(claim: &ToVerify, templates: &[Template], regions: &[Region], table: 
     for (check, template) in claim.checks.iter().zip(templates) {
         let chunk = Chunk::new(check.tokens.clone(), claim.tokens.end);
         let slots = template.destination_slots(&claim.block_maps, chunk).ok()?;
-        let mut sums = check.sums.iter();
+        let mut sum = Xxh3::new();
         for (section, slots) in template.sections().iter().zip(&slots) {
             let memory = Memory::new(section.destination_pool, regions, table)?;
             bytes = bytes.checked_add(section.bytes_per_pair.checked_mul(slots.len() as u64)?)?;
             for piece in section.pieces.iter() {
                 let strides = piece.dims.map(|dim| dim.destination_stride);
-                let sum = memory.sum(slots.iter().copied(), piece, piece.destination_offset, strides)?;
-                if sums.next() != Some(&sum) {
-                    return Some(false);
-                }
+                memory.add_to(&mut sum, slots.iter().copied(), piece, piece.destination_offset, strides)?;
             }
         }
-        if sums.next().is_some() {
+        if sum.digest() != check.sum {
             return Some(false);
         }
     }
@@ -71,8 +68,14 @@ impl<'a> Memory<'a> {
         Some(Self { region, base: pool.base.checked_sub(region.base())?, slot_stride: pool.slot_stride })
     }
 
-    fn sum(&self, slots: impl Iterator<Item = Slot>, piece: &Piece, offset: u64, strides: [u64; 2]) -> Option<u64> {
-        let mut hasher = Xxh3::new();
+    fn add_to(
+        &self,
+        sum: &mut Xxh3,
+        slots: impl Iterator<Item = Slot>,
+        piece: &Piece,
+        offset: u64,
+        strides: [u64; 2],
+    ) -> Option<()> {
         let mut run = vec![0; usize::try_from(piece.run_bytes).ok()?];
         for slot in slots {
             // Slots and pieces are inside the pool: the table and the plan were checked.
@@ -80,11 +83,11 @@ impl<'a> Memory<'a> {
             for outer in 0..piece.dims[0].count {
                 for inner in 0..piece.dims[1].count {
                     self.region.read(start + outer * strides[0] + inner * strides[1], &mut run).ok()?;
-                    hasher.update(&run);
+                    sum.update(&run);
                 }
             }
         }
-        Some(hasher.digest())
+        Some(())
     }
 }
 
@@ -127,7 +130,7 @@ mod tests {
         let mut checks = Vec::new();
         for tokens in [0..40, 40..60] {
             let plan = template.bind(&source, &destination, Chunk::new(tokens.clone(), 60)).unwrap();
-            checks.push(PartCheck { tokens, layers: None, sums: of_source(&plan, &from, &ours).unwrap() });
+            checks.push(PartCheck { tokens, layers: None, sum: of_source(&plan, &from, &ours).unwrap() });
             plan.for_each_run(|run| {
                 let mut bytes = vec![0; usize::try_from(run.bytes).unwrap()];
                 from[usize::from(run.source_pool.0)].read(run.source_offset, &mut bytes).unwrap();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use kvferry::{
     CardError, ConnectError, Engine, EngineOptions, InstanceCard, InstanceCardError, Link, NotQuiet, PeerName,
-    PostError, PublishError, Receive, Refusal, RequestError, RequestKey, Send, StartError, TransferError,
+    PostError, PublishError, Receive, Refusal, RequestError, RequestKey, Send, StartError, TransferError, telemetry,
 };
 use kvferry_layout::{
     Cut, Dtype, GroupKind, GroupSpec, Layer, LayerMask, LayoutError, ModelFacts, PageTable, RankSpec, Role, RowSpec,
@@ -16,6 +16,7 @@ use kvferry_layout::{
 };
 use kvferry_match::{BindError, BlockMap, Side};
 use kvferry_wire::Region;
+use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const SLOTS: u32 = 8;
@@ -305,6 +306,27 @@ fn an_engine_that_goes_away_ends_its_own_requests_and_its_peers() {
     drop(destination);
     assert!(matches!(only(&received(&receive)), TransferError::Stopped));
     assert_eq!(receive.poll_quiet(), Err(NotQuiet::Never));
+}
+
+/// What a receive that was open had in quarantine is nobody's concern once its engine has gone.
+#[test]
+fn slots_of_an_engine_that_goes_away_are_not_counted_as_in_quarantine() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    let slots = || {
+        let recorded = snapshotter.snapshot().into_vec();
+        recorded.into_iter().find_map(|(key, _, _, value)| match value {
+            DebugValue::Gauge(slots) if key.key().name() == telemetry::QUARANTINED_SLOTS => Some(slots.0),
+            _ => None,
+        })
+    };
+    let (source, destination, _, link) = metrics::with_local_recorder(&recorder, || pair(PATIENCE));
+    let receive = destination.engine.receive(link, KEY, &map(&[1, 2]), 0..u64::from(2 * TOKENS)).unwrap();
+    assert_eq!(slots(), Some(0.0));
+    drop((destination, source));
+    assert!(matches!(only(&received(&receive)), TransferError::Stopped));
+    assert_eq!(receive.wait_quiet(PATIENCE).unwrap_err(), NotQuiet::Never);
+    assert_eq!(slots(), Some(0.0));
 }
 
 #[test]

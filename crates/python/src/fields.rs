@@ -151,6 +151,7 @@ impl Describe for PostError {
             Self::TooMany { requests_max } => described.with(fields!(requests_max)),
             Self::BlockMaps { peer, source } => described.with(fields!(peer)).because(source.describe()),
             Self::TooManyBlocks { blocks, blocks_max } => described.with(fields!(blocks, blocks_max)),
+            Self::Tokens { tokens } => described.with(fields!(tokens)),
             _ => described,
         }
     }
@@ -163,6 +164,7 @@ impl Describe for PushError {
             Self::Tokens { pushed, next, end } => described.with(fields!(pushed, next, end)),
             Self::Layers { pushed, next, own } => described.with(fields!(pushed, next, own)),
             Self::Note { bytes, bytes_max } => described.with(fields!(bytes, bytes_max)),
+            Self::TooManyParts { parts_max } => described.with(fields!(parts_max)),
             _ => described,
         }
     }

@@ -109,9 +109,14 @@ impl Outgoing {
         self.moved + self.puts.values().map(|put| put.moved).sum::<u64>()
     }
 
+    /// Its destination, or a write to it, owes a sign. While bytes are summed it is this side that takes its time.
+    pub(super) fn is_awaited(&self) -> bool {
+        matches!(self.state, State::Open | State::Reporting) && self.puts.values().all(|put| put.posted)
+    }
+
     /// When it is to be looked at again.
     pub(super) fn due(&self, patience: Duration) -> Option<Instant> {
-        let late = matches!(self.state, State::Open | State::Reporting).then(|| self.news + patience);
+        let late = self.is_awaited().then(|| self.news + patience);
         let asks = self.asks.map(|asks| asks.due);
         late.into_iter().chain(asks).min()
     }

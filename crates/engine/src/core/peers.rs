@@ -55,8 +55,8 @@ pub(super) enum Line {
 
 #[derive(Debug, Default)]
 pub(super) struct SourceState {
-    /// Sends that the peer has posted and nobody here has received yet.
-    pub(super) announced: BTreeSet<RequestKey>,
+    /// Sends that the peer has posted and nobody here has received yet, and when it said so last.
+    pub(super) announced: BTreeMap<RequestKey, Instant>,
     /// Receives of which the peer has a part that is not over, logically or physically.
     pub(super) receives: BTreeSet<RequestKey>,
     /// What was answered to reports: `None` for well.

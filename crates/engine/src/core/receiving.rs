@@ -16,7 +16,7 @@ use kvferry_wire::{FRAME_PAYLOAD_BYTES_MAX, Status};
 
 use super::exposure::Exposure;
 use super::timers::Subject;
-use super::{Action, Core, LinkId, Resend, say};
+use super::{Action, Core, LinkId, RESEND_MAX, Resend, say};
 use crate::error::{PartError, PeerName, Phase, PostError, RequestError, TransferError};
 use crate::message::{About, Done, Message, RequestKey, Serial, Want};
 use crate::report::Received;
@@ -26,6 +26,9 @@ pub(crate) const WANT_BLOCKS_MAX: usize = (FRAME_PAYLOAD_BYTES_MAX - 1024) / 6;
 
 /// Sends that one source may have announced and nobody here has received.
 const ANNOUNCED_MAX: usize = 1 << 16;
+
+/// How long an announcement counts. A source says it again until it is answered, so that what it says no more it has given up.
+const ANNOUNCED_FOR: Duration = RESEND_MAX.saturating_mul(2);
 
 /// A receive with the part of each source, by epoch.
 #[derive(Debug)]
@@ -94,6 +97,11 @@ impl Incoming {
         }
     }
 
+    /// Its source owes a sign. While what that has reported is verified, it is this side that takes its time.
+    fn is_awaited(&self) -> bool {
+        self.end.is_none() && self.report.is_none()
+    }
+
     /// Nothing writes for it any more.
     pub(super) fn be_quiet(&mut self, epoch: u64) -> Option<Action> {
         self.asks = None;
@@ -103,7 +111,7 @@ impl Incoming {
 
     /// When it is to be looked at again.
     fn due(&self, patience: Duration) -> Option<Instant> {
-        let late = self.end.is_none().then(|| self.news + patience);
+        let late = self.is_awaited().then(|| self.news + patience);
         let asks = self.asks.map(|asks| asks.due);
         late.into_iter().chain(asks).min()
     }
@@ -126,6 +134,9 @@ impl Core {
         if self.received.get(&key).is_some() {
             return Err(PostError::Over(key));
         }
+        if tokens.start > tokens.end {
+            return Err(PostError::Tokens { tokens: tokens.clone() });
+        }
         if self.receives.len() >= self.limits.requests_max {
             return Err(PostError::TooMany { requests_max: self.limits.requests_max });
         }
@@ -144,13 +155,18 @@ impl Core {
             }
             epochs.push((*link, peers));
         }
-        let announced = |(_, peers): &&(LinkId, Vec<u64>)| {
-            peers.iter().any(|epoch| self.peers[epoch].source.announced.contains(&key))
+        let announced = |peers: &[u64]| {
+            let said = peers.iter().filter_map(|epoch| self.peers[epoch].source.announced.get(&key));
+            said.max().copied().filter(|said| *said + ANNOUNCED_FOR > now)
         };
         let chosen = match &epochs[..] {
             [] => return Err(PostError::NoLink),
             [(link, _)] => Some(*link),
-            several => several.iter().find(announced).map(|(link, _)| *link),
+            // The request may have been moved from one to another, of which the first has nothing to say any more.
+            several => {
+                let announced = several.iter().filter_map(|(link, peers)| Some((announced(peers)?, *link)));
+                announced.max().map(|(_, link)| link)
+            }
         };
         let receive = Receiving {
             links: links.to_vec(),
@@ -188,7 +204,7 @@ impl Core {
         for other in others.into_iter().filter(|other| *other != link) {
             for epoch in self.links.get(&other).map(|state| state.peers.clone()).unwrap_or_default() {
                 let peer = self.peers.get_mut(&epoch);
-                if peer.is_some_and(|peer| peer.source.announced.remove(&key)) {
+                if peer.is_some_and(|peer| peer.source.announced.remove(&key).is_some()) {
                     actions.push(say(epoch, Message::Release(key)));
                 }
             }
@@ -268,10 +284,14 @@ impl Core {
             Some(_) => vec![say(epoch, Message::Release(key))],
             None if over => vec![say(epoch, Message::Release(key))],
             None => {
-                if let Some(peer) = self.peer_on(epoch, Side::Source)
-                    && peer.source.announced.len() < ANNOUNCED_MAX
-                {
-                    peer.source.announced.insert(key);
+                if let Some(peer) = self.peer_on(epoch, Side::Source) {
+                    let announced = &mut peer.source.announced;
+                    if announced.len() >= ANNOUNCED_MAX {
+                        announced.retain(|_, said| *said + ANNOUNCED_FOR > now);
+                    }
+                    if announced.len() < ANNOUNCED_MAX || announced.contains_key(&key) {
+                        announced.insert(key, now);
+                    }
                 }
                 Vec::new()
             }
@@ -316,7 +336,7 @@ impl Core {
         let up = self.peers.get(&epoch).is_some_and(|peer| peer.can_hear());
         let Some(part) = receive.parts.get_mut(&epoch) else { return Vec::new() };
         let mut actions = Vec::new();
-        if part.end.is_none() && part.news + patience <= now {
+        if part.is_awaited() && part.news + patience <= now {
             let (phase, peer, waited) = (part.phase(), part.name, now - part.news);
             let error = TransferError::Stalled { peer, waited, moved: part.moved, expected: part.expected };
             return self.fail_receive(now, key, vec![PartError { epoch, phase, error }]);

@@ -14,6 +14,8 @@ use kvferry_match::{BlockMap, Side};
 use kvferry_wire::Status;
 
 pub use parts::PartSpec;
+#[cfg(test)]
+pub(crate) use parts::{NOTE_BYTES_MAX, PARTS_MAX};
 
 use super::outgoing::{Outgoing, State};
 use super::timers::Subject;
@@ -72,6 +74,9 @@ impl Core {
         tokens: Range<u64>,
     ) -> Result<Vec<Action>, PostError> {
         let epochs = self.peers_for(ticket.link, Side::Source)?;
+        if tokens.start > tokens.end {
+            return Err(PostError::Tokens { tokens });
+        }
         if self.sends.contains_key(&ticket) {
             return Err(PostError::UnderWay(ticket.key));
         }
@@ -257,7 +262,7 @@ impl Core {
         let Some(send) = self.sends.get_mut(&ticket) else { return Vec::new() };
         let Some(part) = send.parts.get_mut(&epoch) else { return Vec::new() };
         let mut actions = Vec::new();
-        if matches!(part.state, State::Open | State::Reporting) && part.news + patience <= now {
+        if part.is_awaited() && part.news + patience <= now {
             let (peer, waited, moved, expected) = (part.name, now - part.news, part.moved(), part.expected());
             let error = TransferError::Stalled { peer, waited, moved, expected };
             let error = PartError { epoch, phase: part.phase(), error };

@@ -2,9 +2,10 @@
 //! a scheduler that follows from a seed.
 //!
 //! Frames are lost, late, doubled and out of order. Ranks are killed, frozen, continued and restarted; connections fail on one
-//! side; users cancel at any step and use slots again the moment that they are quiet. Writes land a slot at a time, some
-//! straight from the source's process, some from a network that goes on delivering after the source has died. What must hold
-//! is checked at every step (`check.rs`); a seed that fails is printed, and `KVFERRY_SIMULATION_SEED` replays it alone.
+//! side; engines stop, and hear for a while longer; users cancel at any step and use slots again the moment that they are
+//! quiet. Writes land a slot at a time, some straight from the source's process, some from a network that goes on delivering
+//! after the source has died. Some worlds make checksums and compare them, which takes its time. What must hold is checked at
+//! every step (`check.rs`); a seed that fails is printed, and `KVFERRY_SIMULATION_SEED` replays it alone.
 
 mod check;
 mod fixture;

@@ -14,14 +14,15 @@ use kvferry_match::{BlockMap, Side, assign};
 use kvferry_wire::{PutError, Route, RouteReason, Status, TransferStats};
 
 use super::handshake::EARLY_HELLOS_MAX;
-use super::{Action, Core, Handle, Introduction, Limits, LinkId, PartSpec, Peer, PutId, Ticket};
-use crate::error::{ConnectError, PeerName, PostError, RequestError, TransferError};
+use super::{Action, Core, Handle, Introduction, Limits, LinkId, PARTS_MAX, PartSpec, Peer, PutId, Ticket};
+use crate::error::{ConnectError, PeerName, PostError, PushError, RequestError, TransferError};
 use crate::message::{
     About, Bye, CallId, Done, Hello, Late, Message, Moved, Refusal, Refused, RequestKey, Serial, Stopped, Want, Welcome,
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);
 const RESEND: Duration = Duration::from_millis(500);
+const REQUESTS_MAX: usize = 1 << 14;
 const LINK: LinkId = LinkId(0);
 const SOURCE: u64 = 100;
 const DESTINATION: u64 = 200;
@@ -49,7 +50,7 @@ fn make_peer() -> Peer {
 }
 
 fn new_core() -> Core {
-    let mut core = Core::new(Limits { patience: PATIENCE, resend: RESEND, requests_max: 1 << 13, verify: false });
+    let mut core = Core::new(Limits { patience: PATIENCE, resend: RESEND, requests_max: REQUESTS_MAX, verify: false });
     core.introduce(Introduction { own_layers: 0..1, ..Introduction::default() });
     core
 }
@@ -383,12 +384,7 @@ fn the_first_source_that_fails_ends_the_receive_and_the_others_are_asked_to_stop
 #[test]
 fn a_receive_that_is_given_up_before_anybody_was_asked_is_quiet_at_once() {
     let now = Instant::now();
-    let mut destination = connected(now, Side::Destination);
-    let peers = BTreeMap::from([(101, peer())]);
-    destination.connect(now, LinkId(1), Side::Destination, 0, peers);
-    destination.heard(now, 101, Message::Hello(hello(true, CALL, None)));
-    destination.heard(now, 101, welcome(CallId(1)));
-    let links = [LINK, LinkId(1)];
+    let (mut destination, links, _) = with_two_sources(now);
     let actions = destination.receive(now, key(7), &links, &maps(), &(0..32)).unwrap();
     assert!(actions.is_empty(), "nobody has announced to send it: {actions:?}");
     let actions = destination.cancel_receive(now, key(7));
@@ -399,6 +395,49 @@ fn a_receive_that_is_given_up_before_anybody_was_asked_is_quiet_at_once() {
     destination.receive(now, key(8), &links, &maps(), &(0..32)).unwrap();
     let actions = destination.tick(now + PATIENCE);
     assert!(matches!(failure(&actions), TransferError::NobodySends { .. }) && is_quiet(&actions), "{actions:?}");
+}
+
+/// A destination with two links, and the two sources.
+fn with_two_sources(now: Instant) -> (Core, [LinkId; 2], [u64; 2]) {
+    let mut destination = connected(now, Side::Destination);
+    destination.connect(now, LinkId(1), Side::Destination, 0, BTreeMap::from([(101, peer())]));
+    destination.heard(now, 101, Message::Hello(hello(true, CALL, None)));
+    destination.heard(now, 101, welcome(CallId(1)));
+    (destination, [LINK, LinkId(1)], [SOURCE, 101])
+}
+
+#[test]
+fn a_request_that_was_moved_to_another_source_is_asked_of_that_one() {
+    let start = Instant::now();
+    let second = |seconds| start + Duration::from_secs(seconds);
+    for (first, then) in [(0, 1), (1, 0)] {
+        let (mut destination, links, sources) = with_two_sources(start);
+        assert!(destination.heard(start, sources[first], Message::Announce(key(7))).is_empty());
+        assert!(destination.heard(second(1), sources[then], Message::Announce(key(7))).is_empty());
+        let actions = destination.receive(second(1), key(7), &links, &maps(), &(0..32)).unwrap();
+        let asked = actions.iter().find_map(|action| match action {
+            Action::Say { epoch, message: Message::Want(_) } => Some(*epoch),
+            _ => None,
+        });
+        assert_eq!(asked, Some(sources[then]));
+    }
+    // What a source has not said again for long it has given up.
+    let (mut destination, links, sources) = with_two_sources(start);
+    destination.heard(start, sources[0], Message::Announce(key(7)));
+    assert!(destination.receive(second(10), key(7), &links, &maps(), &(0..32)).unwrap().is_empty());
+    assert!(!destination.heard(second(11), sources[1], Message::Announce(key(7))).is_empty());
+}
+
+#[test]
+fn announcements_that_were_given_up_make_room_for_others() {
+    let start = Instant::now();
+    let (mut destination, links, sources) = with_two_sources(start);
+    for request in 0..1 << 16 {
+        destination.heard(start, sources[0], Message::Announce(key(1000 + request)));
+    }
+    let later = start + Duration::from_secs(10);
+    destination.heard(later, sources[0], Message::Announce(key(7)));
+    assert!(!destination.receive(later, key(7), &links, &maps(), &(0..32)).unwrap().is_empty());
 }
 
 #[test]
@@ -425,6 +464,99 @@ fn sums_that_differ_fail_the_request() {
 }
 
 #[test]
+fn nobody_loses_patience_with_itself() {
+    let now = Instant::now();
+    let (later, mut destination) = (now + 2 * PATIENCE, connected(now, Side::Destination));
+    destination.limits.verify = true;
+    receive(&mut destination, now, 7).unwrap();
+    let Want { about, bytes, plan, .. } = want(7, 0);
+    let done = Message::Done(Done { about, bytes, plan, carried: Vec::new(), note: Vec::new(), checks: Vec::new() });
+    destination.heard(now, SOURCE, done);
+    assert!(destination.tick(later).is_empty(), "it is this side that compares the sums");
+    assert!(is_quiet(&destination.verified(later, SOURCE, about, true)));
+
+    let mut source = connected(now, Side::Source);
+    source.limits.verify = true;
+    source.heard(now, DESTINATION, Message::Want(want(7, 0)));
+    let actions = send(&mut source, now, 7).unwrap();
+    let plan = peer().template.bind(&maps(), &maps(), 0..32).unwrap();
+    let Some(Action::Sum { put, .. }) = actions.last() else { panic!("{actions:?}") };
+    assert!(source.tick(later).is_empty(), "it is this side that makes the sums");
+    let actions = source.summed(later, *put, plan, 0);
+    assert!(matches!(actions[..], [Action::Put { .. }]), "{actions:?}");
+    assert!(matches!(failure(&source.tick(later + PATIENCE)), TransferError::Stalled { .. }));
+}
+
+#[test]
+fn a_send_has_no_more_parts_than_its_report_can_tell() {
+    let now = Instant::now();
+    let mut source = connected(now, Side::Source);
+    source.send(now, ticket(7), maps(), 0..32).unwrap();
+    let mut push = || source.push(now, ticket(7), PartSpec::default(), true).map(|_| ());
+    for _ in 0..PARTS_MAX {
+        push().unwrap();
+    }
+    assert!(matches!(push(), Err(PushError::TooManyParts { parts_max: PARTS_MAX })));
+}
+
+#[test]
+fn slots_are_not_quiet_while_they_are_compared_with_their_sums() {
+    let now = Instant::now();
+    let Want { about, bytes, plan, .. } = want(7, 0);
+    let done = Message::Done(Done { about, bytes, plan, carried: Vec::new(), note: Vec::new(), checks: Vec::new() });
+    let stopped = Message::Stopped(Stopped { about, reason: Refusal::Failed, late: Late::Nothing });
+    // A report that is said again; its source has lost its patience, or leaves, or is dead.
+    type Happens<'a> = &'a dyn Fn(&mut Core) -> Vec<Action>;
+    let events: [Happens<'_>; 4] = [
+        &|core| core.heard(now, SOURCE, done.clone()),
+        &|core| core.heard(now, SOURCE, stopped.clone()),
+        &|core| core.heard(now, SOURCE, Message::Bye(Bye { call: CALL, settled: true })),
+        &|core| core.died(now, SOURCE),
+    ];
+    for (number, event) in events.iter().enumerate() {
+        for cancelled in [true, false] {
+            let mut destination = connected(now, Side::Destination);
+            destination.limits.verify = true;
+            receive(&mut destination, now, 7).unwrap();
+            let actions = destination.heard(now, SOURCE, done.clone());
+            assert!(matches!(actions[..], [Action::Verify { .. }]), "{actions:?}");
+            if cancelled {
+                assert!(!is_quiet(&destination.cancel_receive(now, key(7))));
+            }
+            let actions = event(&mut destination);
+            assert!(!is_quiet(&actions), "event {number}: {actions:?}");
+            assert!(is_quiet(&destination.verified(now, SOURCE, about, true)), "event {number}");
+        }
+    }
+}
+
+#[test]
+fn tokens_that_end_before_they_begin_are_refused_at_once() {
+    let now = Instant::now();
+    let reversed = || std::ops::Range { start: 32, end: 16 };
+    let mut source = connected(now, Side::Source);
+    assert!(matches!(source.send(now, ticket(7), maps(), reversed()), Err(PostError::Tokens { .. })));
+    let mut destination = connected(now, Side::Destination);
+    let posted = destination.receive(now, key(7), &[LINK], &maps(), &reversed());
+    assert!(matches!(posted, Err(PostError::Tokens { .. })));
+    assert_eq!((source.next_deadline(), destination.next_deadline()), (None, None));
+}
+
+#[test]
+fn as_many_requests_are_known_to_be_over_as_may_be_under_way() {
+    let now = Instant::now();
+    let mut destination = connected(now, Side::Destination);
+    for request in 0..REQUESTS_MAX as u64 {
+        receive(&mut destination, now, request).unwrap();
+        destination.cancel_receive(now, key(request));
+        let (about, reason) = (about(request, request), Refusal::Cancelled);
+        let stopped = Message::Stopped(Stopped { about, reason, late: Late::Nothing });
+        assert!(is_quiet(&destination.heard(now, SOURCE, stopped)));
+    }
+    assert!(matches!(receive(&mut destination, now, 0), Err(PostError::Over(_))));
+}
+
+#[test]
 fn a_peer_cannot_post_without_end() {
     let now = Instant::now();
     let mut source = connected(now, Side::Source);
@@ -436,8 +568,9 @@ fn a_peer_cannot_post_without_end() {
     let refused = Message::Stopped(Stopped { about, reason: Refusal::TooMany, late: Late::Nothing });
     assert_eq!(said(&source.heard(now, DESTINATION, small(1 << 16))), [refused]);
     let mut destination = connected(now, Side::Destination);
-    for request in 0..1 << 13 {
+    let requests = REQUESTS_MAX as u64;
+    for request in 0..requests {
         receive(&mut destination, now, request).unwrap();
     }
-    assert!(matches!(receive(&mut destination, now, 1 << 13), Err(PostError::TooMany { requests_max: 8192 })));
+    assert!(matches!(receive(&mut destination, now, requests), Err(PostError::TooMany { requests_max: REQUESTS_MAX })));
 }

@@ -79,8 +79,8 @@ impl Core {
         actions
     }
 
-    /// The checksums of a write have been made: it leaves.
-    pub(crate) fn summed(&mut self, now: Instant, put: PutId, plan: Plan, sums: Vec<u64>) -> Vec<Action> {
+    /// The checksum of a write has been made: it leaves.
+    pub(crate) fn summed(&mut self, now: Instant, put: PutId, plan: Plan, sum: u64) -> Vec<Action> {
         let Some((ticket, epoch)) = self.puts.get(&put).copied() else { return Vec::new() };
         let Some(send) = self.sends.get_mut(&ticket) else { return Vec::new() };
         let Some(part) = send.parts.get_mut(&epoch) else { return Vec::new() };
@@ -94,7 +94,7 @@ impl Core {
         part.news = now;
         let pushed = &send.pushed[posted.part];
         let tokens = plan.chunk().tokens.clone();
-        part.checks.push(PartCheck { tokens, layers: pushed.layers.clone(), sums });
+        part.checks.push(PartCheck { tokens, layers: pushed.layers.clone(), sum });
         let last = send.complete && part.started.iter().all(|started| *started) && part.puts.len() == 1;
         let then = (last && part.sent.bytes == part.expected()).then(|| part.report(&send.note)).flatten();
         part.told = then.is_some();
@@ -169,7 +169,11 @@ impl Core {
                     self.unsettle(epoch, about.serial, late);
                 }
                 if open {
-                    let error = TransferError::Put { peer, moved, expected, source };
+                    let error = match source {
+                        // However one hears of it first.
+                        PutError::Endpoint { source, .. } => TransferError::Lost { peer, moved, expected, source },
+                        source => TransferError::Put { peer, moved, expected, source },
+                    };
                     let error = PartError { epoch, phase: Phase::Moving, error };
                     return self.stop_part(now, ticket, epoch, Refusal::Failed, Some(error));
                 }

@@ -33,8 +33,11 @@ impl Engine {
     }
 
     /// As [`receive`](Self::receive), before it is known which of several instances, or data-parallel parts of one, will send
-    /// the request. The first whose sources post a send of it is asked; until then no slot is exposed. The sends of the
-    /// others end with [`Refusal::NotChosen`](crate::Refusal::NotChosen).
+    /// the request. The first whose sources post a send of it is asked, or of those that have posted one already the latest; until
+    /// then no slot is exposed. The sends of the others end with [`Refusal::NotChosen`](crate::Refusal::NotChosen).
+    ///
+    /// Each rank of this rank's instance chooses by itself. Where there are several, only one group of sources may post a send of
+    /// the same attempt: of two groups one rank might choose one and another rank the other, and both sends would fail.
     ///
     /// # Errors
     ///
@@ -113,6 +116,7 @@ impl Engine {
         }
         let mut actions = state.core.send(now, ticket, block_maps, tokens.clone())?;
         self.shared.telemetry.send_begun(ticket, &tokens, now);
+        // Nothing follows a whole that it could not, so the only error is that the send has ended, which its handle says.
         if let Some(whole) = whole
             && let Ok((_, pushed)) = state.core.push(now, ticket, whole, true)
         {

@@ -33,6 +33,12 @@ pub enum PostError {
         /// The limit, of the engine's options.
         requests_max: usize,
     },
+    /// The range of tokens ends before it begins.
+    #[error("tokens {tokens:?} end before they begin")]
+    Tokens {
+        /// As given.
+        tokens: Range<u64>,
+    },
     /// The block maps do not cover the tokens.
     #[error("the block maps cannot be bound to {peer}")]
     BlockMaps {
@@ -88,6 +94,12 @@ pub enum PushError {
         bytes: usize,
         /// The limit for this part.
         bytes_max: usize,
+    },
+    /// Post the send anew, in larger parts: its last ones cannot follow.
+    #[error("a send has at most {parts_max} parts")]
+    TooManyParts {
+        /// The limit.
+        parts_max: usize,
     },
     /// The send has ended.
     #[error("the send has ended")]

@@ -173,7 +173,7 @@ fn slots_are_quarantined_from_the_end_of_a_request_until_they_are_quiet() {
             }
             telemetry.received(now, key(1), &Err(error(1, TransferError::Cancelled)));
             telemetry.received(now, key(2), &Err(error(2, TransferError::Cancelled)));
-            quiet.iter().for_each(|request| telemetry.quiet(key(*request)));
+            quiet.iter().for_each(|request| telemetry.forget(key(*request)));
         });
         recorded.remove("kvferry_quarantined_slots")
     };

@@ -18,7 +18,7 @@ const NOTICE: Duration = Duration::from_secs(1);
 
 fn is_lost(error: &RequestError, side: Side) -> bool {
     let by = |error: &TransferError| match error {
-        TransferError::Lost { peer, .. } | TransferError::Put { peer, .. } => *peer == PeerName { side, rank: 0 },
+        TransferError::Lost { peer, .. } => *peer == PeerName { side, rank: 0 },
         _ => false,
     };
     error.errors.iter().all(|part| by(&part.error))

@@ -10,13 +10,13 @@ use crate::child::{Other, with_destination, with_source};
 use crate::points::{POINTS, Point};
 use crate::rank::{Rank, WAYS, Way, all_slots, key};
 
-const PATIENCE: Duration = Duration::from_millis(1500);
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Time to answer, once there is a reason to.
 const LONG: Duration = Duration::from_secs(20);
 
-/// A deadline is kept within a tenth; the rest is for a busy machine.
-const LATE: Duration = Duration::from_millis(150 + 850);
+/// A deadline is kept within a tenth.
+const LATE: Duration = Duration::from_millis(200);
 
 /// The machine is so busy that a peer made no progress in all of the patience, without having been stopped.
 const SLOW: Duration = Duration::MAX;

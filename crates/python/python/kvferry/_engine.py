@@ -182,7 +182,7 @@ class Engine:
       different ones.
     - ``transports``: that UCX may use, as in ``UCX_TLS``. ``route``: the only way that bytes may take.
     - ``patience``: seconds that a peer may make no progress before what waits for it fails.
-    - ``resend``: seconds after which a message that is not answered is sent again.
+    - ``resend``: seconds after which a message that is not answered is sent again, at most the patience or 0.2.
     - ``requests_max``: receives, and as many sends, that may be under way.
     - ``verify``: whether checksums are made and compared, on both sides alike.
     - ``workers``: progress threads, among which peers are divided.
@@ -324,7 +324,8 @@ class Engine:
     ) -> Receive:
         """Asks the sources of a link for a request.
 
-        - ``links``: several, before it is known which of their instances will send it.
+        - ``links``: several, before it is known which of their instances will send it. Each rank of this rank's instance chooses by
+          itself: where there are several, only one group of sources may send an attempt.
         - ``request``, ``attempt``: a number that both instances agree on, and a count of the tries at it.
         - ``block_maps``: one a group of this rank's table: lists or integer arrays of slots, or :class:`BlockMap`.
         - ``tokens``: how many, or which (half-open): tokens that this side has already are left out at the start.

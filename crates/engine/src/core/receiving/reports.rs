@@ -65,12 +65,12 @@ impl Core {
                 None => vec![say(epoch, Message::Refused(Refused { about, reason: Refusal::Unknown }))],
             };
         };
+        if part.report.is_some() {
+            return Vec::new(); // being verified: the slots are read until that is done
+        }
         if part.end.is_some() {
             // Too late to be of use, but nothing is written any more.
             return self.conclude(now, epoch, about, Err((Refusal::Cancelled, None)));
-        }
-        if part.report.is_some() {
-            return Vec::new(); // being verified
         }
         part.news = now;
         let (peer, reported, expected) = (part.name, done.bytes, part.expected);
@@ -156,9 +156,9 @@ impl Core {
             return Vec::new();
         }
         let mut actions = vec![say(epoch, Message::StopAck(about))];
-        let Some(part) = self.incoming(epoch, about).filter(|part| part.exposure == Exposure::Exposed) else {
-            return actions;
-        };
+        let part = self.incoming(epoch, about).filter(|part| part.exposure == Exposure::Exposed);
+        // It had reported before: what is being verified is concluded by that.
+        let Some(part) = part.filter(|part| part.report.is_none()) else { return actions };
         let (peer, phase) = (part.name, part.phase());
         if late == Late::Nothing {
             actions.extend(part.be_quiet(epoch));

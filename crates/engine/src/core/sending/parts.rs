@@ -3,12 +3,17 @@
 use std::ops::Range;
 
 use kvferry_match::BlockMap;
+use kvferry_wire::FRAME_PAYLOAD_BYTES_MAX;
 
 use super::{Pushed, Sending};
 use crate::error::PushError;
 
 /// Bytes that a sender's user may add to the last part.
 pub(crate) const NOTE_BYTES_MAX: usize = 4096;
+
+/// Parts of one send: those of which the report, with a checksum each, surely fits a frame, at 41 bytes a part and 16 KiB for
+/// the rest.
+pub(crate) const PARTS_MAX: usize = (FRAME_PAYLOAD_BYTES_MAX - (16 << 10)) / 41;
 
 /// A part of a send.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,6 +31,9 @@ pub struct PartSpec {
 impl Sending {
     /// Takes a part up, if it follows those before.
     pub(super) fn push(&mut self, spec: PartSpec, own_layers: &Range<u32>, ready: bool) -> Result<(), PushError> {
+        if self.pushed.len() >= PARTS_MAX {
+            return Err(PushError::TooManyParts { parts_max: PARTS_MAX });
+        }
         let PartSpec { tokens, layers, block_maps, note } = spec;
         let next_token = match (&self.open_chunk, self.pushed.last()) {
             (Some((chunk, _)), _) => chunk.start,

@@ -78,10 +78,10 @@ impl Books {
         *self.written.entry((destination, key)).or_default().entry((source, slot)).or_default() += 1;
     }
 
-    /// A source reads its slots for a send.
-    pub(super) fn read(&self, source: u64, handle: Handle) {
-        let promise = self.handles.get(&(source, handle));
-        assert!(promise.is_none_or(|promise| !promise.quiet), "{handle:?} of {source} is read after it was quiet");
+    /// Slots are read: by a source for a send, or by a destination that compares what has arrived.
+    pub(super) fn read(&self, whose: u64, handle: Handle) {
+        let promise = self.handles.get(&(whose, handle));
+        assert!(promise.is_none_or(|promise| !promise.quiet), "{handle:?} of {whose} is read after it was quiet");
     }
 
     pub(super) fn ended(&mut self, epoch: u64, handle: Handle, well: bool) {

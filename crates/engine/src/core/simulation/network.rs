@@ -1,9 +1,10 @@
 //! What is on its way between ranks: frames, writes, and news about connections.
 
+use kvferry_match::Plan;
 use kvferry_wire::{PutError, Route, RouteReason, Status, TransferStats};
 
 use super::super::{LinkId, PutId};
-use crate::message::{Hello, Message, RequestKey, Serial};
+use crate::message::{About, Hello, Message, RequestKey, Serial};
 
 #[derive(Clone, Debug)]
 pub(super) struct Frame {
@@ -78,6 +79,10 @@ pub(super) enum News {
     /// A life of a peer is over for certain.
     Died(u64),
     Dial(u64),
+    /// To make the checksum of what it sends.
+    Sum(PutId, Plan),
+    /// To compare what has arrived from a life of a peer with its checksums.
+    Verify(u64, About),
     /// To let nothing more in of what a life of a peer writes for a want.
     Revoke(u64, Serial),
     Introduce {

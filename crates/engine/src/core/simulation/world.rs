@@ -14,7 +14,7 @@ use super::check::Books;
 use super::fixture::{DESTINATIONS, SOURCES, peers};
 use super::network::{Frame, News, Way, Write};
 use super::random::Random;
-use crate::message::{Message, RequestKey, Serial};
+use crate::message::{About, Message, RequestKey, Serial};
 use users::Deed;
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -27,8 +27,10 @@ struct Rank {
     core: Core,
     alive: bool,
     frozen: bool,
+    /// Its engine has been told to stop: it keeps no time, and hears for as long as it lives.
+    stopped: bool,
     link: LinkId,
-    /// `None` while it is being connected.
+    /// `None` while it is being connected, or for good.
     connected: Option<bool>,
     next_link: u32,
 }
@@ -57,6 +59,8 @@ pub(super) struct World {
     bad: usize,
     /// Deaths are certain at once, or never.
     one_host: bool,
+    /// What is sent is summed, and compared where it arrives.
+    verify: bool,
     keys: Vec<RequestKey>,
     well: BTreeMap<RequestKey, usize>,
 }
@@ -70,6 +74,7 @@ impl World {
     pub(super) fn new(seed: u64, talk: bool) -> Self {
         let mut random = Random::new(seed);
         let (bad, one_host) = ([4, 10, 50, 1_000_000][random.below(4)], !random.one_in(4));
+        let verify = random.one_in(4);
         let now = Instant::now();
         let mut world = Self {
             random,
@@ -89,6 +94,7 @@ impl World {
             next_request: 0,
             bad,
             one_host,
+            verify,
             keys: Vec::new(),
             well: BTreeMap::new(),
         };
@@ -98,7 +104,8 @@ impl World {
             let core = world.new_core(epoch);
             let (link, next_link) = (LinkId(0), 0);
             let connected = Some(false);
-            world.ranks.push(Rank { side, rank, epoch, core, alive: true, frozen: false, link, connected, next_link });
+            let (alive, frozen, stopped) = (true, false, false);
+            world.ranks.push(Rank { side, rank, epoch, core, alive, frozen, stopped, link, connected, next_link });
         }
         for index in 0..world.ranks.len() {
             world.connect(index);
@@ -108,7 +115,7 @@ impl World {
 
     fn new_core(&self, epoch: u64) -> Core {
         let resend = Duration::from_millis(200);
-        let mut core = Core::new(Limits { patience: PATIENCE, resend, requests_max: 64, verify: false });
+        let mut core = Core::new(Limits { patience: PATIENCE, resend, requests_max: 64, verify: self.verify });
         core.introduce(Introduction { instance: String::new(), born: epoch, card: vec![1], own_layers: 0..2 });
         core
     }
@@ -200,7 +207,10 @@ impl World {
                         then,
                     });
                 }
-                Action::Sum { .. } | Action::Verify { .. } => unreachable!("sums are not asked for"),
+                Action::Sum { put, plan } => self.news.push((index, News::Sum(put, plan))),
+                Action::Verify { epoch: from, key, check } => {
+                    self.news.push((index, News::Verify(from, About { key, serial: check.serial })));
+                }
                 Action::CancelPut { put } => {
                     let of_put = |write: &&mut Write| write.from == epoch && write.put == put;
                     self.writes.iter_mut().filter(of_put).for_each(|write| write.cancelled = true);
@@ -258,6 +268,14 @@ impl World {
         self.act(index, actions);
     }
 
+    /// Goes in good order.
+    fn stop(&mut self, index: usize) {
+        self.say(|| format!("{}: stops", self.ranks[index].epoch));
+        let actions = self.ranks[index].core.stop(self.now);
+        self.act(index, actions);
+        (self.ranks[index].stopped, self.ranks[index].connected) = (true, None);
+    }
+
     fn kill(&mut self, index: usize) {
         let epoch = self.ranks[index].epoch;
         self.say(|| format!("{epoch}: killed"));
@@ -280,6 +298,7 @@ impl World {
         let core = self.new_core(epoch);
         let rank = &mut self.ranks[index];
         (rank.core, rank.epoch, rank.alive, rank.connected) = (core, epoch, true, Some(false));
+        rank.stopped = false;
         self.say(|| format!("{epoch}: rank {index} is back"));
         self.connect(index);
     }
@@ -287,7 +306,7 @@ impl World {
     fn pass(&mut self, time: Duration) {
         self.now += time;
         for index in 0..self.ranks.len() {
-            if self.runs(index) {
+            if self.runs(index) && !self.ranks[index].stopped {
                 let actions = self.ranks[index].core.tick(self.now);
                 self.act(index, actions);
             }

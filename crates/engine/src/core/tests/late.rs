@@ -107,6 +107,41 @@ fn what_a_source_has_left_on_its_way_is_told_by_the_way_it_took() {
 }
 
 #[test]
+fn a_source_that_stops_answers_for_its_writes_until_they_have_ended() {
+    let now = Instant::now();
+    let broken = PutError::Endpoint { source: Status::ERR_CANCELED, settled: false };
+    for (ending, expected) in [(PutError::Cancelled, Late::Nothing), (broken, Late::Anything)] {
+        let (mut source, mut destination, put) = moving(now);
+        let stops = source.stop(now);
+        assert!(matches!(failure(&stops), TransferError::Stopped) && !is_quiet(&stops), "{stops:?}");
+        assert!(stops.iter().any(|action| matches!(action, Action::CancelPut { put: p } if *p == put)), "{stops:?}");
+        let bye = said(&stops);
+        assert_eq!(bye, [Message::Bye(Bye { call: OWN_CALL, settled: false })]);
+        // Another source's goodbye may have come first, so that this one is still asked.
+        let cancel = said(&destination.cancel_receive(now, key(7)));
+        assert!(said(&source.heard(now, DESTINATION, cancel[0].clone())).is_empty(), "it is writing");
+        let actions = source.put_done(now, put, Err(ending));
+        let (about, reason) = (about(7, 0), Refusal::Failed);
+        let stopped = said(&actions);
+        assert_eq!(stopped, [Message::Stopped(Stopped { about, reason, late: expected })]);
+        assert!(is_quiet(&actions), "its own slots");
+        destination.heard(now, SOURCE, Message::Bye(Bye { call: CALL, settled: false }));
+        assert_eq!(is_quiet(&destination.heard(now, SOURCE, stopped[0].clone())), expected == Late::Nothing);
+    }
+}
+
+#[test]
+fn a_write_that_sees_its_connection_fail_loses_the_peer() {
+    let now = Instant::now();
+    for settled in [true, false] {
+        let (mut source, _, put) = moving(now);
+        let status = Status::ERR_CONNECTION_RESET;
+        let actions = source.put_done(now, put, Err(PutError::Endpoint { source: status, settled }));
+        assert!(matches!(failure(&actions), TransferError::Lost { source, .. } if *source == status), "{actions:?}");
+    }
+}
+
+#[test]
 fn what_a_failed_connection_left_on_its_way_is_never_said_to_be_settled() {
     let now = Instant::now();
     let (mut source, _, put) = moving(now);

@@ -76,6 +76,11 @@ impl World {
         }
         let (now, own) = (self.now, self.ranks[index].epoch);
         self.say(|| format!("{own}: {news:?}"));
+        // What an engine's own threads do.
+        let own_work = matches!(news, News::Dial(_) | News::Introduce { .. } | News::Sum(..) | News::Verify(..));
+        if self.ranks[index].stopped && own_work {
+            return;
+        }
         let actions = match news {
             News::Lost(epoch) => {
                 self.failed.insert((own, epoch));
@@ -105,6 +110,18 @@ impl World {
                     }
                 }
                 self.ranks[index].core.revoked(epoch, serial)
+            }
+            News::Sum(put, plan) => {
+                let core = &mut self.ranks[index].core;
+                if let Some((ticket, _)) = core.puts.get(&put) {
+                    self.books.read(own, Handle::Send(*ticket));
+                }
+                core.summed(now, put, plan, 0)
+            }
+            News::Verify(epoch, about) => {
+                self.books.read(own, Handle::Receive(about.key));
+                let same = !self.random.one_in(16);
+                self.ranks[index].core.verified(now, epoch, about, same)
             }
             News::Dial(epoch) if self.at(epoch).is_some() => {
                 self.failed.remove(&(own, epoch));

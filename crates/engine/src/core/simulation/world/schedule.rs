@@ -63,11 +63,11 @@ impl World {
                     self.ranks[index].frozen ^= true;
                 }
                 95 if self.ranks[index].alive => match self.random.below(4) {
-                    0 if self.runs(index) => {
-                        // In good order.
-                        let actions = self.ranks[index].core.stop();
-                        self.act(index, actions);
-                        self.kill(index);
+                    0 if self.runs(index) && !self.ranks[index].stopped => {
+                        self.stop(index);
+                        if self.random.one_in(2) {
+                            self.kill(index);
+                        }
                     }
                     1 | 2 => self.kill(index),
                     _ => self.disconnect(index),
@@ -115,6 +115,9 @@ impl World {
         self.say(|| "all is well again".to_owned());
         for index in 0..self.ranks.len() {
             self.ranks[index].frozen = false;
+            if self.ranks[index].stopped && self.ranks[index].alive {
+                self.kill(index);
+            }
             if !self.ranks[index].alive {
                 self.restart(index);
             }
