@@ -1,6 +1,7 @@
 //! A memory of what is over, of bounded size: the oldest is forgotten first.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
+use std::hash::Hash;
 
 /// Entries kept, unless it was asked for more. What is forgotten is told from what is new by other means: serials that only
 /// grow.
@@ -8,7 +9,7 @@ pub(super) const RECENT_MAX: usize = 8192;
 
 #[derive(Debug)]
 pub(crate) struct Recent<K, V> {
-    entries: BTreeMap<K, V>,
+    entries: HashMap<K, V>,
     order: VecDeque<K>,
     entries_max: usize,
 }
@@ -22,11 +23,11 @@ impl<K, V> Default for Recent<K, V> {
 impl<K, V> Recent<K, V> {
     /// Keeps so many entries at least.
     pub(crate) fn of(entries: usize) -> Self {
-        Self { entries: BTreeMap::new(), order: VecDeque::new(), entries_max: entries.max(RECENT_MAX) }
+        Self { entries: HashMap::new(), order: VecDeque::new(), entries_max: entries.max(RECENT_MAX) }
     }
 }
 
-impl<K: Copy + Ord, V> Recent<K, V> {
+impl<K: Copy + Eq + Hash, V> Recent<K, V> {
     /// Remembers an entry; the first word about it stays. Returns what is forgotten for it.
     pub(crate) fn insert(&mut self, key: K, value: V) -> Option<K> {
         if self.entries.contains_key(&key) {
@@ -39,8 +40,9 @@ impl<K: Copy + Ord, V> Recent<K, V> {
         Some(forgotten)
     }
 
+    /// From the oldest.
     pub(crate) fn keys(&self) -> impl Iterator<Item = &K> {
-        self.entries.keys()
+        self.order.iter()
     }
 
     pub(crate) fn get_mut(&mut self, key: &K) -> Option<&mut V> {
