@@ -390,15 +390,13 @@ impl Shared {
                 state.peers.remove(&epoch);
             }
         }
-        // One that has failed is kept to hear of the end of its process, and one of them is enough.
+        // One that has failed is kept to hear of the end of its process: the first, since one that was made to a process on its way
+        // out may not know it.
         let live = state.peers.get(&epoch).and_then(Peer::endpoint);
-        state.endpoints.retain(|id, of| {
-            let failed_before = *of == epoch && *id != endpoint && Some(*id) != live;
-            if failed_before {
-                let _ = self.worker().close(*id); // a worker that has stopped has none
-            }
-            !failed_before
-        });
+        if state.endpoints.iter().any(|(id, of)| *of == epoch && *id != endpoint && Some(*id) != live) {
+            state.endpoints.remove(&endpoint);
+            let _ = self.worker().close(endpoint); // a worker that has stopped has none
+        }
         let lost = self.lose_reads(&mut state, epoch);
         self.answered.notify_all();
         drop(state);

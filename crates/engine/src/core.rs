@@ -330,10 +330,15 @@ impl Core {
         self.peers.get(&epoch).map(|peer| other(peer.name.side))
     }
 
-    /// The template between a peer and this rank, and what those of some layers are made of.
-    pub(crate) fn matched(&self, epoch: u64) -> Option<(Template, Option<(Assignment, u32)>)> {
-        let peer = &self.peers.get(&epoch)?.peer;
-        Some((peer.template.clone(), peer.assignment.clone()))
+    /// The link to a peer, the template between the two, and what those of some layers are made of.
+    pub(crate) fn matched(&self, epoch: u64) -> Option<(LinkId, Template, Option<(Assignment, u32)>)> {
+        let PeerState { link, peer, .. } = self.peers.get(&epoch)?;
+        Some((*link, peer.template.clone(), peer.assignment.clone()))
+    }
+
+    /// Whether a write of this side has begun that has not ended, or is about to.
+    pub(crate) fn is_writing(&self) -> bool {
+        !self.puts.is_empty()
     }
 
     /// The peer, if it is on the given side.
@@ -364,7 +369,11 @@ struct Resend {
 impl Resend {
     /// Of something that has just been said.
     fn new(now: Instant, limits: &Limits) -> Self {
-        Self { due: now + limits.resend, wait: limits.resend }
+        Self::after(now, limits.resend)
+    }
+
+    fn after(now: Instant, wait: Duration) -> Self {
+        Self { due: now + wait, wait }
     }
 
     /// Whether it is time to say it again; then the next time is later.

@@ -26,6 +26,9 @@ use crate::workers::Workers;
 /// How long after the engine the wire gives a peer up, at least.
 const STALL_MARGIN_MIN: Duration = Duration::from_secs(1);
 
+/// How long an engine that is dropped waits for its writes to end: they were cancelled.
+const WRITES_DEADLINE: Duration = Duration::from_secs(1);
+
 /// One pair of connected instances, of which the engine that made it is a rank. Another engine knows no such link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Link {
@@ -184,6 +187,11 @@ impl Drop for Engine {
             if thread.join().is_err() {
                 tracing::error!("a thread of the engine panicked");
             }
+        }
+        // Writes that were cancelled end soon, and their destinations are told. What has not ended by then may go on.
+        let deadline = Instant::now() + WRITES_DEADLINE;
+        while self.shared.lock().core.is_writing() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
         }
         self.shared.workers().stop();
     }

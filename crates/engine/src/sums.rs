@@ -8,7 +8,7 @@ use std::time::Instant;
 use crossbeam::channel::Receiver;
 use kvferry_match::{Assignment, Plan, Template};
 
-use crate::core::{PutId, ToVerify};
+use crate::core::{LinkId, PutId, ToVerify};
 use crate::message::{About, PartCheck, RequestKey};
 use crate::shared::Shared;
 use crate::verify;
@@ -22,16 +22,19 @@ pub(crate) enum Check {
     Verify { epoch: u64, key: RequestKey, check: Box<ToVerify> },
 }
 
-/// The body of the thread: until the control thread has ended, or has ended everything.
+/// The body of the thread: until the control thread has ended. What is left when everything has is not gone over, but the state
+/// machine hears that a write which was to leave does not.
 pub(crate) fn run(shared: &Shared, checks: &Receiver<Check>) {
     let mut layered = Layered::new();
     for check in checks {
-        let state = shared.lock();
-        if state.stopped {
-            return;
-        }
+        let mut state = shared.lock();
         let published = state.published.clone();
         match check {
+            Check::Sum { put, plan } if state.stopped => {
+                let actions = state.core.summed(Instant::now(), put, plan, 0);
+                shared.act(state, actions);
+            }
+            Check::Verify { .. } if state.stopped => {}
             Check::Sum { put, plan } => {
                 drop(state);
                 let sum = published.and_then(|own| verify::of_source(&plan, &own.regions, &own.table));
@@ -56,8 +59,8 @@ pub(crate) fn run(shared: &Shared, checks: &Receiver<Check>) {
     }
 }
 
-/// Templates of some layers, by the life of the peer and the layers.
-type Layered = BTreeMap<(u64, u32, u32), Template>;
+/// Templates of some layers, by the link, the life of the peer and the layers.
+type Layered = BTreeMap<(LinkId, u64, u32, u32), Template>;
 
 /// Kept, at most. Beyond, all of them are given up, to be made again when they come again.
 const LAYERED_MAX: usize = 1024;
@@ -66,11 +69,11 @@ const LAYERED_MAX: usize = 1024;
 fn templates(
     layered: &mut Layered,
     epoch: u64,
-    (whole, assignment): &(Template, Option<(Assignment, u32)>),
+    (link, whole, assignment): &(LinkId, Template, Option<(Assignment, u32)>),
     checks: &[PartCheck],
 ) -> Option<Vec<Template>> {
     let mut of_layers = |layers: &Range<u32>| {
-        let place = (epoch, layers.start, layers.end);
+        let place = (*link, epoch, layers.start, layers.end);
         if let Some(known) = layered.get(&place) {
             return Some(known.clone());
         }

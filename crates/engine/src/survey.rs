@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use kvferry_layout::PageTable;
-use kvferry_match::{Assignment, Side, Templates, assign};
+use kvferry_match::{Assignment, Side, Templates, assign, prove_whole};
 use kvferry_wire::{Version, keys_agree};
 
 use crate::card::Card;
@@ -20,7 +20,7 @@ pub(crate) struct Survey {
 }
 
 /// Finds the rank of `epoch` among the cards, matches the two instances as far as it is concerned, and proves that every
-/// byte its destinations need has one source.
+/// byte its destinations need has one source, and that the destinations miss nothing of what they hold a part of.
 pub(crate) fn survey(
     sources: &[Card],
     destinations: &[Card],
@@ -37,6 +37,10 @@ pub(crate) fn survey(
         cards.iter().map(|card| (card.rank, &card.table))
     }
     let assignments = assign(tables(sources), tables(destinations)).map_err(ConnectError::Match)?;
+    let left = prove_whole(tables(sources), tables(destinations)).map_err(ConnectError::Match)?;
+    if !left.is_empty() {
+        tracing::warn!(layers = %left, "the destination does not hold these layers of the source: nothing of them moves");
+    }
     let mut templates = Templates::default();
     let mut peers = BTreeMap::new();
     match side {

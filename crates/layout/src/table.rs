@@ -172,7 +172,8 @@ pub enum GroupKind {
     Paged {
         /// Tokens of a block.
         tokens_per_block: u32,
-        /// Sliding window in tokens; `None` keeps every token.
+        /// The last tokens of a request that are kept: sliding window; `None` keeps every token. Give what the framework has
+        /// blocks for: some free a block when the next token, which is not there yet, no longer sees it, which is one token less.
         window_tokens: Option<u32>,
         /// Which blocks of a sequence this rank has slots for.
         #[serde(default)]

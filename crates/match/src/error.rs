@@ -101,6 +101,44 @@ pub enum MatchError {
         destination_mask: LayerMask,
     },
 
+    /// The destination's ranks hold parts of these rows, but none holds these units, which the source has. Mend the cut of the
+    /// destination's ranks, or name all of them.
+    #[error(
+        "{role} of layer {layer}: no rank of the destination's data-parallel part {dp_rank} holds units {}..{} of plane {plane}",
+        units.start, units.end
+    )]
+    Unclaimed {
+        /// The destination's part.
+        dp_rank: u32,
+        /// First layer where it is so.
+        layer: Layer,
+        /// Role of the cells.
+        role: Role,
+        /// Plane of the row.
+        plane: usize,
+        /// Units that nobody holds.
+        units: Range<u32>,
+    },
+
+    /// The same of blocks that the destination's ranks deal out among themselves.
+    #[error(
+        "{role} of layer {layer}: no rank of the destination's data-parallel part {dp_rank} holds block {} of every {}, of \
+         {block_tokens} tokens each",
+        ordinals.first, ordinals.step
+    )]
+    UnclaimedBlocks {
+        /// The destination's part.
+        dp_rank: u32,
+        /// First layer where it is so.
+        layer: Layer,
+        /// Role of the row.
+        role: Role,
+        /// Tokens of a block.
+        block_tokens: u32,
+        /// The blocks that nobody holds.
+        ordinals: Ordinals,
+    },
+
     /// No source rank holds these cells. Name every rank of the source instance, or mend its cut.
     #[error(
         "{role} of layers {layers}: no source rank holds units {}..{} of plane {plane} for destination rank \

@@ -13,6 +13,11 @@ impl LayerList {
     pub fn layers(&self) -> &[Layer] {
         &self.0
     }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
 }
 
 impl FromIterator<Layer> for LayerList {

@@ -75,6 +75,7 @@ mod templates;
 mod text;
 mod transcript;
 mod units;
+mod whole;
 
 pub use assign::{Assignment, assign};
 pub use bind::{Amount, Expectation};
@@ -89,3 +90,4 @@ pub use piece::{Dim, Piece};
 pub use plan::{Plan, Run, SlotPair};
 pub use template::{Section, Template};
 pub use templates::Templates;
+pub use whole::prove_whole;

@@ -5,7 +5,8 @@ use kvferry_layout::{
     block_major,
 };
 use kvferry_match::{
-    Assignment, BindError, BlockMap, Chunk, MatchError, Mismatch, Plan, Side, Template, TemplateError, assign,
+    Assignment, BindError, BlockMap, Chunk, LayerList, MatchError, Mismatch, Plan, Side, Template, TemplateError,
+    assign, prove_whole,
 };
 
 const PAGED: GroupKind = GroupKind::paged(16);
@@ -92,6 +93,42 @@ fn masks_that_differ() {
     // Where they differ, the destination rank has nothing.
     let assignment = matched(&[table(&all, &more, (0, 1))], &table(&[0, 1], &less, (0, 1))).expect("masks agree there");
     assert_eq!(assignment.rows(0), 3);
+}
+
+/// Each of these is served by itself: it is together that they miss something.
+#[test]
+fn what_no_destination_rank_says_that_it_holds_is_missed_all_the_same() {
+    let source = [dense(&[0, 1, 2, 3])];
+    let whole = |destinations: &[PageTable]| {
+        assert!(assign((0..).zip(&source), (0..).zip(destinations)).is_ok());
+        prove_whole((0..).zip(&source), (0..).zip(destinations))
+    };
+    let nothing = Ok(LayerList::from_iter([]));
+    let shard = |layers: &[u32], tp_rank| table(layers, &[], (tp_rank, 2));
+    assert_eq!(whole(&[shard(&[0, 1, 2, 3], 0), shard(&[0, 1, 2, 3], 1)]), nothing);
+    assert_eq!(whole(&[dense(&[0, 1]), shard(&[2, 3], 0), shard(&[2, 3], 1)]), nothing);
+    let error = whole(&[shard(&[0, 1, 2, 3], 0), shard(&[0, 1, 2, 3], 0)]).expect_err("the second head is nobody's");
+    let (layer, role) = (Layer(0), Role::Key);
+    assert_eq!(error, MatchError::Unclaimed { dp_rank: 0, layer, role: role.clone(), plane: 0, units: 1..2 });
+    assert!(whole(&[dense(&[0, 1]), shard(&[2, 3], 1)]).is_err());
+
+    // Layers that nobody holds are legal, and told. A part is looked at by itself.
+    assert_eq!(whole(&[dense(&[0]), dense(&[3])]), Ok(LayerList::from_iter([Layer(1), Layer(2)])));
+    let of_part = |dp_rank, table| PageTable { dp_rank, ..table };
+    assert_eq!(whole(&[dense(&[0, 1, 2, 3]), of_part(1, dense(&[1, 2, 3]))]), Ok(LayerList::from_iter([Layer(0)])));
+    assert!(whole(&[shard(&[0, 1, 2, 3], 0), of_part(1, shard(&[0, 1, 2, 3], 1))]).is_err());
+
+    let dealt = |first| {
+        let mut table = dense(&[0, 1, 2, 3]);
+        let ordinals = Ordinals { step: 2, first };
+        table.groups[0].kind = GroupKind::Paged { tokens_per_block: 16, window_tokens: None, ordinals };
+        table
+    };
+    assert_eq!(whole(&[dealt(0), dealt(1)]), nothing);
+    assert_eq!(whole(&[dealt(0), dense(&[0, 1, 2, 3])]), nothing);
+    let error = whole(&[dealt(0), dealt(0)]).expect_err("every other block is nobody's");
+    let ordinals = Ordinals { step: 2, first: 1 };
+    assert_eq!(error, MatchError::UnclaimedBlocks { dp_rank: 0, layer, role, block_tokens: 16, ordinals });
 }
 
 #[test]

@@ -19,7 +19,7 @@ pub(crate) use parts::{NOTE_BYTES_MAX, PARTS_MAX};
 
 use super::outgoing::{Outgoing, State};
 use super::timers::Subject;
-use super::{Action, Core, Handle, Resend, Ticket, say};
+use super::{Action, Core, Handle, RESEND_MAX, Resend, Ticket, say};
 use crate::error::{PartError, Phase, PostError, PushError, RequestError, TransferError};
 use crate::message::{About, Message, Refusal, Refused, RequestKey};
 use crate::report::Sent;
@@ -96,7 +96,8 @@ impl Core {
                 refused.push(PartError { epoch, phase: Phase::Waiting, error });
                 part.state = State::Over { well: false };
             } else if !peer.destination.wants.contains_key(&ticket.key) {
-                part.asks = Some(Resend::new(now, &self.limits));
+                // Before it is taken to be given up: see `ANNOUNCED_FOR`.
+                part.asks = Some(Resend::after(now, self.limits.resend.min(RESEND_MAX)));
                 actions.push(say(epoch, Message::Announce(ticket.key)));
             }
             peer.destination.sends.insert(ticket);

@@ -54,15 +54,20 @@ impl Engine {
         let cards = LinkCards { sources: sources.cards().to_vec(), destinations: destinations.cards().to_vec() };
         let Survey { side, peers } = survey(&cards.sources, &cards.destinations, self.epoch(), self.ucx_version())?;
         can_connect(&self.shared.lock(), peers.keys())?;
-        let opened = self.open(side, peers)?;
+        let opened = self.open(asked, side, peers)?;
         self.take_up(asked, side, cards, opened)
     }
 
     /// Opens the connections. Not under the lock, which the progress thread needs before it can answer.
-    fn open(&self, side: Side, peers: BTreeMap<u64, (Card, Peer)>) -> Result<Opened, ConnectError> {
+    fn open(&self, asked: Instant, side: Side, peers: BTreeMap<u64, (Card, Peer)>) -> Result<Opened, ConnectError> {
+        let waited = self.shared.options.patience;
         let mut opened = Opened::new();
         for (epoch, (card, peer)) in peers {
             let name = PeerName { side: other(side), rank: peer.rank };
+            if asked.elapsed() >= waited {
+                self.close(opened);
+                return Err(ConnectError::NoAnswer { peer: name, waited });
+            }
             match WirePeer::connect(self.shared.workers(), side, Arc::new(card)) {
                 Ok(wire) => drop(opened.insert(epoch, (wire, peer))),
                 Err(source) => {
@@ -209,7 +214,7 @@ mod tests {
         let cards = [&source, &destination].map(|rank| Card::parse(&rank.card().unwrap()).unwrap());
         let [sources, destinations] = cards.map(|card| vec![card]);
         let Survey { side, peers } = survey(&sources, &destinations, source.epoch(), source.ucx_version()).unwrap();
-        let opened = source.open(side, peers).unwrap();
+        let opened = source.open(Instant::now(), side, peers).unwrap();
         meanwhile(&source, &opened);
         let (answer, outcome) = mpsc::channel();
         thread::spawn(move || {

@@ -23,6 +23,13 @@ impl Describe for MatchError {
                 let destination_mask = destination_mask.to_string();
                 described.with(fields!(destination_rank, layer, role, lacking, source_mask, destination_mask))
             }
+            Self::Unclaimed { dp_rank, layer, role, plane, units } => {
+                described.with(fields!(dp_rank, layer, role, plane, units))
+            }
+            Self::UnclaimedBlocks { dp_rank, layer, role, block_tokens, ordinals } => {
+                let ordinals = Value::Range((ordinals.step.into(), ordinals.first.into()));
+                described.with(fields!(dp_rank, layer, role, block_tokens, ordinals))
+            }
             Self::Uncovered { destination_rank, role, layers, plane, units } => {
                 let layers = Value::Layers(layers.layers().iter().map(|layer| layer.0).collect());
                 described.with(fields!(destination_rank, role, layers, plane, units))

@@ -6,13 +6,15 @@ use crate::context::Context;
 use crate::endpoint::EndpointId;
 use crate::error::RegionError;
 use crate::inbox::chunk_stride;
+use crate::inbox::target::CHUNKS_PER_CONNECTION;
 use crate::region::Region;
 
 /// Slots that are allocated at a time.
 const SLOTS: u32 = 16;
 
-/// Slots that one connection may have. Others are never short of theirs: a peer that is silent keeps what it has for a long time.
-const SLOTS_PER_CONNECTION: usize = 8;
+/// Slots that one connection may have: as many as chunks, so that none of its transfers is short of one. Nor is any other's: a peer
+/// that is silent keeps what it has for a long time.
+const SLOTS_PER_CONNECTION: usize = CHUNKS_PER_CONNECTION;
 
 /// A worker's outbox. Takes memory as it needs it, and keeps it.
 #[derive(Default)]

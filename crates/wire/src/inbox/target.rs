@@ -21,7 +21,7 @@ use crate::pieces::{Shape, Size};
 use crate::region::{MemoryKind, Region};
 
 /// Chunks that one connection may hold at a time. A source that is stopped keeps no more from the others.
-const CHUNKS_PER_CONNECTION: usize = 8;
+pub(crate) const CHUNKS_PER_CONNECTION: usize = 8;
 
 /// The same of a slab, and of them those that it may hold ahead of its next transfer.
 const SLAB_CHUNKS_PER_CONNECTION: usize = 16;
