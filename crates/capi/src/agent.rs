@@ -105,7 +105,7 @@ pub extern "C" fn kvf_agent_port(agent: Option<&Agent>) -> u16 {
 }
 
 /// Registers memory of the caller's: `bytes` from `base` on, of the host or of the agent's GPU. It has to stay until `released`
-/// is called, which may be NULL if the memory stays for ever.
+/// is called, which may be NULL if the memory stays for ever. It is called only if this returns KVF_OK.
 ///
 /// # Safety
 ///
