@@ -25,13 +25,17 @@ use crate::transfer::{Operation, Transfer};
 /// How often a region that is still in use is looked at again.
 const BUSY_LOOK: Duration = Duration::from_micros(200);
 
+/// How long an agent that is dropped waits for peers to write its memory no more.
+const SETTLE: Duration = Duration::from_secs(1);
+
 /// A named agent. All of its calls are for any thread; none waits longer than it is told to, or, where it only asks the worker's
 /// thread for something, than a few milliseconds.
 ///
-/// Dropping it gives up what is under way and takes leave of its peers.
+/// Dropping it gives up what is under way and takes leave of its peers. Memory that a peer was asked to write and may still write a
+/// second later, since it does not answer, stays registered until the process ends.
 #[derive(Debug)]
 pub struct Agent {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     control: Option<JoinHandle<()>>,
     listening: Option<Listening>,
 }
@@ -415,6 +419,7 @@ fn too_long(bytes: usize) -> RemoteError {
 impl Drop for Agent {
     fn drop(&mut self) {
         drop(self.listening.take());
+        self.shared.settle_reads(SETTLE);
         let _ = self.shared.chores.send(Chore::Stop);
         if let Some(control) = self.control.take() {
             let _ = control.join(); // it has panicked: its message has been printed

@@ -33,6 +33,9 @@ const BACK_AGAIN: Duration = Duration::from_micros(50);
 /// Most agents that may have greeted this one and were not added.
 const CALLERS_MAX: usize = 1 << 14;
 
+/// Memory that peers of agents that are no more may still write: it stays registered for as long as the process lives.
+static UNSETTLED: Mutex<Vec<Region>> = Mutex::new(Vec::new());
+
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) name: Arc<str>,
@@ -205,7 +208,7 @@ impl Shared {
             let message =
                 eager::message(id.0, &parts, transfer.bytes, notification.as_deref(), || self.put_off.take(endpoint));
             if let Some(message) = message {
-                self.await_answer(&mut state, transfer, id);
+                self.await_answer(&mut state, transfer, id, Vec::new());
                 let sent = self.worker().send(endpoint, WRITE, message);
                 if let Err(error) = sent {
                     state.reads.remove(&id.0);
@@ -376,6 +379,7 @@ impl Shared {
         for (serial, read) in reads {
             let transfer = read.transfer;
             let exposed = transfer.operation == Operation::Read;
+            UNSETTLED.lock().extend(read.held);
             transfer.end(TransferId(serial), Err(Failure::Disconnected { name: transfer.name.to_string() }), exposed);
         }
         drop(state); // with the lock free
