@@ -34,6 +34,7 @@ pub(crate) enum Chore {
         epoch: u64,
         serial: u64,
         why: Option<Refused>,
+        settled: bool,
     },
     Stop,
 }
@@ -74,9 +75,9 @@ pub(crate) fn run(shared: &Shared, chores: &Receiver<Chore>) {
                 }
                 shared.push(&mut shared.state.lock(), epoch, serial);
             }
-            Ok(Chore::Answer { epoch, serial, why }) => {
+            Ok(Chore::Answer { epoch, serial, why, settled }) => {
                 if let Ok(endpoint) = shared.link(epoch) {
-                    let failed = |why| Message::Failed { serial, why, settled: true };
+                    let failed = |why| Message::Failed { serial, why, settled };
                     shared.say(endpoint, &why.map_or(Message::Done { serial }, failed));
                 }
             }

@@ -351,8 +351,13 @@ impl Shared {
 
     /// Closes the connection to a peer, if there is one, and knows it no more.
     pub(crate) fn forget_peer(&self, state: &mut State, epoch: u64) {
-        let Some(endpoint) = state.peers.remove(&epoch).and_then(|peer| peer.endpoint()) else { return };
-        state.endpoints.remove(&endpoint);
+        let endpoint = state.peers.remove(&epoch).and_then(|peer| peer.endpoint());
+        endpoint.map(|endpoint| state.endpoints.remove(&endpoint));
+        if !state.endpoints.values().any(|of| *of == epoch) {
+            // Nobody will say that it is dead, which ends these otherwise.
+            state.serving.retain(|(of, _), serving| *of != epoch || !matches!(serving, Serving::Unsettled));
+        }
+        let Some(endpoint) = endpoint else { return };
         self.say(endpoint, &Message::Bye);
         let _ = self.worker().close(endpoint); // a worker that has stopped has none
         self.answered.notify_all();
