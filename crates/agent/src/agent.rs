@@ -133,7 +133,7 @@ impl Agent {
     }
 
     /// Undoes a registration. Lists and transfers of the memory take part in nothing new; what is under way is waited for.
-    /// When this returns well, nothing reads or writes the memory for this agent any more.
+    /// When this returns well, nothing reads or writes the memory for this agent any more. When it is busy, it can be called again.
     ///
     /// # Errors
     ///
@@ -141,11 +141,14 @@ impl Agent {
     pub fn deregister(&self, region: RegionId, timeout: Duration) -> Result<(), MemoryError> {
         let deadline = Instant::now() + timeout;
         let taken = self.shared.state.lock().regions.remove(&region);
+        let taken = taken.or_else(|| self.shared.register.take_busy(region));
         let mut region = taken.ok_or(MemoryError::Unknown { region })?;
         self.shared.register.forget(region.id());
         let (base, bytes) = (region.base(), region.bytes());
         while let Err(used) = region.unregister() {
             if Instant::now() >= deadline {
+                self.shared.register.add_busy(used);
+                self.shared.look();
                 return Err(MemoryError::Busy { base, bytes, waited: timeout });
             }
             region = used;

@@ -53,7 +53,8 @@ pub enum MemoryError {
         /// Its name.
         region: RegionId,
     },
-    /// Transfers that use the memory did not end in time. It takes part in nothing new, and is given back when they have ended.
+    /// Transfers that use the memory did not end in time. It takes part in nothing new, and is given back when they have ended:
+    /// deregister it again to wait for that.
     #[error("{bytes} B at {base:#x} are still in use after {waited:.1?}")]
     Busy {
         /// First address.

@@ -388,6 +388,7 @@ impl Shared {
             transfer.end(TransferId(serial), Err(Failure::Disconnected { name: transfer.name.to_string() }), exposed);
         }
         drop(state); // with the lock free
+        self.register.give_back();
     }
 
     fn connection_lost(&self, endpoint: EndpointId) {

@@ -327,7 +327,7 @@ kvf_status kvf_agent_allocate(const kvf_agent *agent,
 uint64_t kvf_memory_base(const kvf_memory *memory);
 
 // Undoes a registration, and waits for what uses the memory, `timeout_ms` at most. After KVF_OK nothing reads or writes it any
-// more. After anything else it takes part in nothing new.
+// more. After anything else it takes part in nothing new, and this can be called again to wait on.
 kvf_status kvf_agent_deregister(const kvf_agent *agent,
                                 const kvf_memory *memory,
                                 uint64_t timeout_ms);

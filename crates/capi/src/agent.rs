@@ -154,7 +154,7 @@ pub extern "C" fn kvf_memory_base(memory: Option<&Memory>) -> u64 {
 }
 
 /// Undoes a registration, and waits for what uses the memory, `timeout_ms` at most. After KVF_OK nothing reads or writes it any
-/// more. After anything else it takes part in nothing new.
+/// more. After anything else it takes part in nothing new, and this can be called again to wait on.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvf_agent_deregister(agent: Option<&Agent>, memory: Option<&Memory>, timeout_ms: u64) -> Status {
     guard(|| {

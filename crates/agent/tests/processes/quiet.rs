@@ -102,6 +102,10 @@ fn memory_is_not_given_back_while_a_peer_may_write_it() {
         if let Some(read) = read {
             read.release(DEADLINE).unwrap();
         }
+        if is_dropped {
+            end.agent.deregister(id, DEADLINE).unwrap();
+        }
+        // By itself, if nobody asks again.
         let late = Instant::now() + DEADLINE;
         while lent.upgrade().is_some() {
             assert!(Instant::now() < late, "{is_dropped}: never given back");
