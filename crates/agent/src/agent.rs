@@ -1,6 +1,7 @@
 //! The agent: one worker, one control thread, and what its owner asks of them.
 
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -9,10 +10,11 @@ use crossbeam::channel;
 use kvferry_wire::{
     Context, FRAME_PAYLOAD_BYTES_MAX, MemoryKind, Part, Piece, Region, RegionCard, RegionId, Run, Side, Version, Worker,
 };
+use parking_lot::Mutex;
 
 use crate::control::{self, Chore};
 use crate::error::{ExchangeError, MakeError, MemoryError, RemoteError, StartError};
-use crate::exchange::{self, Listening};
+use crate::exchange::{self, Limit, Listening};
 use crate::indices::Indices;
 use crate::list::{List, Which};
 use crate::message::NOTIFY;
@@ -36,6 +38,13 @@ const SETTLE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Agent {
     pub(crate) shared: Arc<Shared>,
+    /// What stops with it.
+    threads: Mutex<Threads>,
+    listens_at: Option<SocketAddr>,
+}
+
+#[derive(Debug)]
+struct Threads {
     control: Option<JoinHandle<()>>,
     listening: Option<Listening>,
 }
@@ -71,9 +80,12 @@ impl Agent {
             .spawn(move || control::run(&for_control, &chore_queue))
             .inspect_err(|_| shared.worker().stop())
             .map_err(StartError::System)?;
-        let mut agent = Self { shared, control: Some(control), listening: None };
+        let threads = Mutex::new(Threads { control: Some(control), listening: None });
+        let mut agent = Self { shared, threads, listens_at: None };
         if let Some(address) = listen {
-            agent.listening = Some(Listening::start(address, &agent.shared).map_err(StartError::Listen)?);
+            let listening = Listening::start(address, &agent.shared).map_err(StartError::Listen)?;
+            agent.listens_at = Some(listening.address());
+            agent.threads.get_mut().listening = Some(listening);
         }
         Ok(agent)
     }
@@ -105,7 +117,7 @@ impl Agent {
     /// Where it listens for metadata, if it does: with the port that the system has chosen, if that was left to it.
     #[must_use]
     pub fn listens_at(&self) -> Option<SocketAddr> {
-        self.listening.as_ref().map(Listening::address)
+        self.listens_at
     }
 
     /// Makes memory that was registered or allocated with [`context`](Self::context) part of the agent. Memory of the caller's
@@ -364,7 +376,7 @@ impl Agent {
         metadata: Option<Vec<u8>>,
         timeout: Duration,
     ) -> Result<(), ExchangeError> {
-        exchange::send(address, &metadata.unwrap_or_else(|| self.metadata()), timeout)
+        exchange::send(address, &metadata.unwrap_or_else(|| self.metadata()), self.limit(timeout))
     }
 
     /// Asks the agent that listens at `address` for its metadata and adds it. `name`: the agent that has to be there, if that
@@ -379,7 +391,7 @@ impl Agent {
         name: Option<&str>,
         timeout: Duration,
     ) -> Result<String, ExchangeError> {
-        let metadata = exchange::fetch(address, timeout)?;
+        let metadata = exchange::fetch(address, self.limit(timeout))?;
         exchange::take(&self.shared, &metadata, name)
     }
 
@@ -389,7 +401,25 @@ impl Agent {
     ///
     /// [`ExchangeError`].
     pub fn withdraw_metadata(&self, address: SocketAddr, timeout: Duration) -> Result<(), ExchangeError> {
-        exchange::withdraw(address, &self.shared.metadata(Some(Vec::new()), false), timeout)
+        exchange::withdraw(address, &self.shared.metadata(Some(Vec::new()), false), self.limit(timeout))
+    }
+
+    /// Does what dropping it does, while others may have it still: their calls return, and later ones fail.
+    pub fn stop(&self) {
+        self.shared.stopping.store(true, Ordering::Relaxed);
+        let mut threads = self.threads.lock();
+        drop(threads.listening.take());
+        let Some(control) = threads.control.take() else { return };
+        self.shared.settle_reads(SETTLE);
+        let _ = self.shared.chores.send(Chore::Stop);
+        let _ = control.join(); // it has panicked: its message has been printed
+        self.shared.say_goodbye();
+        self.shared.worker().stop();
+        self.shared.end_all();
+    }
+
+    fn limit(&self, timeout: Duration) -> Limit<'_> {
+        Limit::new(timeout, &self.shared.stopping)
     }
 
     fn regions(&self, kind: MemoryKind) -> Vec<Region> {
@@ -421,14 +451,6 @@ fn too_long(bytes: usize) -> RemoteError {
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        drop(self.listening.take());
-        self.shared.settle_reads(SETTLE);
-        let _ = self.shared.chores.send(Chore::Stop);
-        if let Some(control) = self.control.take() {
-            let _ = control.join(); // it has panicked: its message has been printed
-        }
-        self.shared.say_goodbye();
-        self.shared.worker().stop();
-        self.shared.end_all();
+        self.stop();
     }
 }

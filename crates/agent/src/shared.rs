@@ -47,6 +47,8 @@ pub(crate) struct Shared {
     pub(crate) chores: Sender<Chore>,
     pub(crate) notifications: Notifications,
     pub(crate) register: Register,
+    /// Whether the agent is being stopped: whoever waits for a peer gives up.
+    pub(crate) stopping: AtomicBool,
     next_transfer: AtomicU64,
     /// Looks of callers in which nothing moved, since something did.
     idle_looks: AtomicU32,
@@ -106,6 +108,7 @@ impl Shared {
             chores,
             notifications: Notifications::default(),
             register: Register::default(),
+            stopping: AtomicBool::new(false),
             next_transfer: AtomicU64::new(0),
             idle_looks: AtomicU32::new(0),
             born: Instant::now(),
@@ -387,6 +390,8 @@ impl Shared {
             UNSETTLED.lock().extend(read.held);
             transfer.end(TransferId(serial), Err(Failure::Disconnected { name: transfer.name.to_string() }), exposed);
         }
+        self.answered.notify_all();
+        self.notifications.end();
         drop(state); // with the lock free
         self.register.give_back();
     }

@@ -1,6 +1,9 @@
 //! Two agents of one process: what is written and read, and what is refused.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use kvferry_agent::wire::{ContextOptions, ListError, MemoryKind, Region, Route, Run};
@@ -224,4 +227,46 @@ fn metadata_is_exchanged_by_agents_that_listen() {
     let start = Instant::now();
     assert!(a.agent.fetch_metadata(at_b, None, Duration::from_millis(200)).is_err());
     assert!(start.elapsed() < Duration::from_secs(5));
+}
+
+/// One deadline for all of an answer, though it comes byte by byte.
+#[test]
+fn a_peer_that_answers_slowly_is_given_up_in_time() {
+    let [a, _] = pair();
+    let slow = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let at = slow.local_addr().unwrap();
+    let answering = thread::spawn(move || {
+        let (mut stream, _) = slow.accept().unwrap();
+        let _ = stream.read(&mut [0; 64]).unwrap();
+        let mut answer = b"KVFX\x01\x00\x04\x00\x00\x00\x01".to_vec();
+        answer.extend([0; 200]);
+        // Until the other end is closed.
+        answer.iter().take_while(|byte| stream.write_all(&[**byte]).is_ok()).for_each(|_| {
+            thread::sleep(Duration::from_millis(50));
+        });
+    });
+    let start = Instant::now();
+    assert!(a.agent.fetch_metadata(at, None, Duration::from_millis(300)).is_err());
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    answering.join().unwrap();
+}
+
+/// Calls of other threads return, and peers are told, though those threads have the agent still.
+#[test]
+fn an_agent_that_is_stopped_ends_the_calls_that_wait() {
+    let [a, b] = pair();
+    let _ = a.remote(&b);
+    a.agent.connect("b", DEADLINE).unwrap();
+    let nobody = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap();
+    thread::scope(|scope| {
+        let exchange = scope.spawn(|| a.agent.fetch_metadata(nobody, None, DEADLINE));
+        let heard = scope.spawn(|| a.agent.wait_notifications(DEADLINE));
+        thread::sleep(Duration::from_millis(100));
+        let start = Instant::now();
+        a.agent.stop();
+        assert!(exchange.join().unwrap().is_err() && heard.join().unwrap().is_empty());
+        assert!(start.elapsed() < DEADLINE / 2, "{:?}", start.elapsed());
+    });
+    assert!(matches!(a.agent.send_notification("b", b"x"), Err(RemoteError::Unknown { .. })));
+    a.agent.stop();
 }

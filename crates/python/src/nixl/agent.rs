@@ -97,7 +97,12 @@ impl NixlAgent {
     /// Stops the threads. Everything else says from then on that the agent has been closed.
     fn close(&self, py: Python<'_>) -> Result<(), Failure> {
         let agent = self.agent.get()?.lock().take();
-        py.detach(|| agent.map(release));
+        py.detach(|| {
+            if let Some(agent) = agent {
+                agent.stop(); // whoever is in a call returns
+                release(agent);
+            }
+        });
         Ok(())
     }
 
