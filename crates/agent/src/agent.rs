@@ -171,8 +171,24 @@ impl Agent {
 
     /// Whether each of `runs` is in registered memory of the kind.
     #[must_use]
-    pub fn is_registered(&self, kind: MemoryKind, run: Run) -> bool {
-        Side::new(self.regions(kind), &[run]).is_ok()
+    pub fn is_registered(&self, kind: MemoryKind, runs: &[Run]) -> Vec<bool> {
+        let state = self.shared.state.lock();
+        let of_kind = state.regions.values().filter(|region| region.kind() == kind);
+        let mut spans: Vec<(u64, u64)> =
+            of_kind.map(|region| (region.base(), region.base() + region.bytes())).collect();
+        drop(state);
+        spans.sort_unstable();
+        // How far those reach that begin no later.
+        let mut reach = 0;
+        for (_, end) in &mut spans {
+            reach = reach.max(*end);
+            *end = reach;
+        }
+        let is_inside = |run: &Run| {
+            let begun = spans[..spans.partition_point(|(base, _)| *base <= run.address)].last();
+            begun.zip(run.address.checked_add(run.bytes)).is_some_and(|((_, reach), end)| end <= *reach)
+        };
+        runs.iter().map(is_inside).collect()
     }
 
     /// All that a peer needs: where the agent is, and all of its memory. Opaque, versioned, with a digest.

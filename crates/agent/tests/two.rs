@@ -190,6 +190,19 @@ fn memory_that_was_deregistered_takes_part_in_nothing() {
 }
 
 #[test]
+fn each_run_is_looked_up_by_itself() {
+    let a = Side::start("a", AgentOptions::default());
+    let part = a.agent.context().allocate(4 * BLOCK).unwrap();
+    let (base, other) = (a.memory.base(), part.base());
+    a.agent.register(part).unwrap();
+    let whole = BLOCK * BLOCKS;
+    let runs = [(base, whole), (base + 1, whole), (base + whole, 0), (base - 1, 1), (other, 4 * BLOCK), (u64::MAX, 1)];
+    let runs = runs.map(|(address, bytes)| Run { address, bytes });
+    assert_eq!(a.agent.is_registered(MemoryKind::Host, &runs), [true, false, true, false, true, false]);
+    assert_eq!(a.agent.is_registered(MemoryKind::Cuda, &runs[..1]), [false]);
+}
+
+#[test]
 fn an_agent_that_starts_again_is_another_and_what_was_made_for_the_last_is_refused() {
     let [a, b] = pair();
     let (local, remote) = (a.local(), a.remote(&b));

@@ -226,10 +226,9 @@ impl NixlAgent {
     }
 
     /// Whether each of the descriptors is in registered memory.
-    fn is_registered(&self, on_gpu: bool, descriptors: &[u8]) -> Result<Vec<bool>, Failure> {
-        let agent = self.get()?;
+    fn is_registered(&self, py: Python<'_>, on_gpu: bool, descriptors: &[u8]) -> Result<Vec<bool>, Failure> {
         let runs = runs(descriptors)?;
-        Ok(runs.into_iter().map(|run| agent.is_registered(kind(on_gpu), run)).collect())
+        self.with(py, |agent| Ok::<_, Failure>(agent.is_registered(kind(on_gpu), &runs)))
     }
 
     fn metadata<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyBytes>, Failure> {
