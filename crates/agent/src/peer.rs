@@ -12,6 +12,8 @@ pub(crate) struct Peer {
     pub(crate) name: Arc<str>,
     /// Where its worker is.
     pub(crate) address: Option<Vec<u8>>,
+    /// When it has greeted, as the state counts.
+    pub(crate) greeted: u64,
     /// Whether its metadata was added here: then transfers may name it.
     pub(crate) added: bool,
     /// Whether the connection is to be closed when nothing depends on it any more.
@@ -39,7 +41,7 @@ pub(crate) struct Connection {
 impl Peer {
     pub(crate) fn new(name: Arc<str>, address: Option<Vec<u8>>) -> Self {
         let (cards, asked_for) = (BTreeMap::new(), BTreeMap::new());
-        Self { name, address, added: false, leaving: false, cards, asked_for, connection: None }
+        Self { name, address, greeted: 0, added: false, leaving: false, cards, asked_for, connection: None }
     }
 
     /// Takes in what its metadata says.
