@@ -152,7 +152,13 @@ impl Agent {
     /// [`MemoryError::Unknown`], [`MemoryError::Busy`].
     pub fn deregister(&self, region: RegionId, timeout: Duration) -> Result<(), MemoryError> {
         let deadline = Instant::now() + timeout;
-        let taken = self.shared.state.lock().regions.remove(&region);
+        let taken = {
+            let mut state = self.shared.state.lock();
+            for connection in state.peers.values_mut().filter_map(|peer| peer.connection.as_mut()) {
+                connection.told.remove(&region);
+            }
+            state.regions.remove(&region)
+        };
         let taken = taken.or_else(|| self.shared.register.take_busy(region));
         let mut region = taken.ok_or(MemoryError::Unknown { region })?;
         self.shared.register.forget(region.id());

@@ -32,10 +32,11 @@ impl Shared {
     pub(crate) fn asked_for(&self, epoch: u64, card: RegionCard) {
         let mut state = self.state.lock();
         let Some(peer) = state.peers.get_mut(&epoch) else { return };
-        if peer.asked_for.len() < REGIONS_MAX {
-            peer.asked_for.retain(|_, old| (old.base, old.bytes) != (card.base, card.bytes)); // registered anew
-            peer.asked_for.insert(card.id(), card);
+        peer.asked_for.retain(|_, old| (old.base, old.bytes) != (card.base, card.bytes)); // registered anew
+        if peer.asked_for.len() >= REGIONS_MAX {
+            return tracing::error!(epoch, "an agent reads into too many regions: no more of them are taken");
         }
+        peer.asked_for.insert(card.id(), card);
     }
 
     pub(crate) fn wanted(&self, epoch: u64, serial: u64, last: bool, more: Vec<Wanted>) {
@@ -73,8 +74,10 @@ impl Shared {
         let Some(Serving::Wanted { parts: wanted, .. }) = state.serving.get_mut(&(epoch, serial)) else { return };
         let wanted = std::mem::take(wanted);
         let connection = state.peers.get(&epoch).and_then(|peer| peer.connection.as_ref());
+        let full = state.peers.get(&epoch).is_some_and(|peer| peer.asked_for.len() >= REGIONS_MAX);
+        let missing = if full { Refused::Busy } else { Refused::Bad };
         let part = |wanted: &Wanted| {
-            let to = connection.and_then(|connection| connection.imported.get(&wanted.to)).ok_or(Refused::Bad)?;
+            let to = connection.and_then(|connection| connection.imported.get(&wanted.to)).ok_or(missing)?;
             let from = state.regions.get(&wanted.from).ok_or(Refused::NoRegion)?;
             Ok(wanted.part(from.clone(), *to))
         };
