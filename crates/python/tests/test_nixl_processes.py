@@ -121,10 +121,10 @@ def test_released_memory_is_quiet(pair: Pair) -> None:
 
 @pytest.mark.parametrize("pair", ["tcp"], indirect=True)
 def test_a_deregistration_of_which_a_part_is_busy_is_done_by_another_call(pair: Pair) -> None:
-    agent, other = pair.agent, np.zeros(4096, np.uint8)
-    second = (other.ctypes.data, other.nbytes, 0, "")
-    both = agent.register_memory([(pair.base, pair.memory.nbytes, 0, ""), second], "DRAM")
-    pair.local = pair.listed("", pair.base)  # of the memory that was registered last
+    agent, memory, other = pair.agent, np.zeros_like(pair.memory), np.zeros(4096, np.uint8)
+    first, second = ((array.ctypes.data, array.nbytes, 0, "") for array in (memory, other))
+    both = agent.register_memory([first, second], "DRAM")
+    pair.local = pair.listed("", memory.ctypes.data)
     agent.make_connection("target")
     assert pair.process.pid is not None
     os.kill(pair.process.pid, signal.SIGSTOP)
