@@ -330,10 +330,9 @@ impl Core {
         self.peers.get(&epoch).map(|peer| other(peer.name.side))
     }
 
-    /// The link to a peer, the template between the two, and what those of some layers are made of.
-    pub(crate) fn matched(&self, epoch: u64) -> Option<(LinkId, Template, Option<(Assignment, u32)>)> {
-        let PeerState { link, peer, .. } = self.peers.get(&epoch)?;
-        Some((*link, peer.template.clone(), peer.assignment.clone()))
+    /// The link to a peer, and what the two were matched to.
+    pub(crate) fn matched(&self, epoch: u64) -> Option<(LinkId, Peer)> {
+        self.peers.get(&epoch).map(|state| (state.link, state.peer.clone()))
     }
 
     /// Whether a write of this side has begun that has not ended, or is about to.

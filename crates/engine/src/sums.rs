@@ -6,9 +6,9 @@ use std::ops::Range;
 use std::time::Instant;
 
 use crossbeam::channel::Receiver;
-use kvferry_match::{Assignment, Plan, Template};
+use kvferry_match::{Plan, Template};
 
-use crate::core::{LinkId, PutId, ToVerify};
+use crate::core::{LinkId, Peer, PutId, ToVerify};
 use crate::message::{About, PartCheck, RequestKey};
 use crate::shared::Shared;
 use crate::verify;
@@ -69,7 +69,7 @@ const LAYERED_MAX: usize = 1024;
 fn templates(
     layered: &mut Layered,
     epoch: u64,
-    (link, whole, assignment): &(LinkId, Template, Option<(Assignment, u32)>),
+    (link, peer): &(LinkId, Peer),
     checks: &[PartCheck],
 ) -> Option<Vec<Template>> {
     let mut of_layers = |layers: &Range<u32>| {
@@ -77,7 +77,7 @@ fn templates(
         if let Some(known) = layered.get(&place) {
             return Some(known.clone());
         }
-        let (assignment, source_rank) = assignment.as_ref()?;
+        let (assignment, source_rank) = peer.assignment.as_ref()?;
         let template = assignment.template_of_layers(*source_rank, layers.clone()).ok()?;
         if layered.len() >= LAYERED_MAX {
             layered.clear();
@@ -85,5 +85,8 @@ fn templates(
         layered.insert(place, template.clone());
         Some(template)
     };
-    checks.iter().map(|check| check.layers.as_ref().map_or_else(|| Some(whole.clone()), &mut of_layers)).collect()
+    checks
+        .iter()
+        .map(|check| check.layers.as_ref().map_or_else(|| Some(peer.template.clone()), &mut of_layers))
+        .collect()
 }
