@@ -659,26 +659,29 @@ impl Progress {
         let cut_short = !self.transfers.is_empty();
         let connections = std::mem::take(&mut self.connections).into_values();
         self.leaving.extend(connections.map(Connection::leave));
-        // What a peer still connects to is closed, and the worker destroyed, when the connection stands.
-        let connecting = Instant::now() + STOP_DEADLINE;
-        while !self.worker.is_settled() && Instant::now() < connecting {
+        // What a peer still connects to is closed, and the worker destroyed, when the connection stands. Whoever leaves here has sent
+        // something by then, which counts as well.
+        self.turn_until(|own| own.leaving.is_empty() && own.worker.is_settled());
+        let answers = self.service.take_all().into_iter();
+        self.closing.extend(answers.map(|(peer, raw)| (Closed::Answer(peer), raw.close(true))));
+        let was_settled = self.worker.is_settled();
+        self.turn_until(|own| {
+            let closed = own.leaving.is_empty() && own.closing.is_empty() && own.transfers.is_empty();
+            closed && (!was_settled || own.worker.is_settled())
+        });
+        self.is_idle() && self.arriving.is_over() && self.worker.is_settled() && !cut_short
+    }
+
+    /// Makes turns until something is so, or the deadline of a worker that stops has passed.
+    fn turn_until(&mut self, is_so: impl Fn(&Self) -> bool) {
+        let deadline = Instant::now() + STOP_DEADLINE;
+        while !is_so(self) && Instant::now() < deadline {
             let again = Instant::now() + LOOK_INTERVAL;
             while Instant::now() < again {
                 self.turn();
                 thread::yield_now();
             }
         }
-        let answers = self.service.take_all().into_iter();
-        self.closing.extend(answers.map(|(peer, raw)| (Closed::Answer(peer), raw.close(true))));
-        let closed = Instant::now() + STOP_DEADLINE;
-        while !(self.leaving.is_empty() && self.closing.is_empty() && self.transfers.is_empty())
-            && Instant::now() < closed
-        {
-            if !self.turn() {
-                thread::yield_now();
-            }
-        }
-        self.is_idle() && self.arriving.is_over() && self.worker.is_settled() && !cut_short
     }
 }
 
