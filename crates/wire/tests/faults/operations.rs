@@ -10,7 +10,7 @@ use crate::suite::end::DEADLINE;
 const BROKEN: Status = Status::ERR_IO_ERROR;
 
 /// Routes that put.
-fn putting() -> Vec<Route> {
+pub(super) fn putting() -> Vec<Route> {
     // Before 1.16 staged chunks are messages.
     if VERSION < Version::new(1, 16, 0) { vec![Route::Runs] } else { vec![Route::Runs, Route::Staged] }
 }
