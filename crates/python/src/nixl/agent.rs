@@ -4,7 +4,7 @@ use std::any::Any;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kvferry_agent::wire::{ContextOptions, CudaOptions, MemoryKind, RegionId, Route, Run};
 use kvferry_agent::{Agent, AgentOptions, MemoryError, Operation};
@@ -34,8 +34,8 @@ pub(crate) struct NixlAgent {
 /// What was registered at once: a region for each descriptor.
 #[pyclass(frozen)]
 pub(crate) struct NixlRegistration {
-    /// `None` for one of no bytes, of which there is nothing to register, and for one that was undone.
-    regions: Mutex<Vec<Option<RegionId>>>,
+    /// `None` for one of no bytes, of which there is nothing to register.
+    regions: Vec<Option<RegionId>>,
 }
 
 impl NixlAgent {
@@ -97,12 +97,7 @@ impl NixlAgent {
     /// Stops the threads. Everything else says from then on that the agent has been closed.
     fn close(&self, py: Python<'_>) -> Result<(), Failure> {
         let agent = self.agent.get()?.lock().take();
-        py.detach(|| {
-            if let Some(agent) = agent {
-                agent.stop(); // whoever is in a call returns
-                release(agent);
-            }
-        });
+        py.detach(|| agent.map(release));
         Ok(())
     }
 
@@ -176,59 +171,46 @@ impl NixlAgent {
                     }
                 }
             }
-            Ok(NixlRegistration { regions: Mutex::new(registered) })
+            Ok(NixlRegistration { regions: registered })
         })
     }
 
-    /// The latest registrations of these very descriptors, all of them or an error.
-    fn registration(&self, on_gpu: bool, descriptors: &[u8]) -> Result<NixlRegistration, Failure> {
-        let agent = self.get()?;
-        let regions = latest(&agent, on_gpu, &runs(descriptors)?)?;
-        Ok(NixlRegistration { regions: Mutex::new(regions) })
-    }
-
-    /// Undoes a registration of these descriptors. What cannot be undone does not keep the others from it: the first error is told,
-    /// and another call undoes the rest.
+    /// Undoes registrations of these very descriptors: those of `registration`, or else the latest.
+    #[pyo3(signature = (on_gpu, descriptors, registration, timeout))]
     fn deregister(
         &self,
         py: Python<'_>,
         on_gpu: bool,
         descriptors: &[u8],
-        registration: &NixlRegistration,
+        registration: Option<&NixlRegistration>,
         timeout: f64,
     ) -> Result<(), Failure> {
         let (runs, timeout) = (runs(descriptors)?, seconds("timeout", timeout)?);
+        let own = registration.map(|registration| &registration.regions[..]).filter(|own| own.len() == runs.len());
         self.with(py, |agent| {
-            let deadline = Instant::now() + timeout;
-            let undo = |id| agent.deregister(id, deadline.saturating_duration_since(Instant::now()));
-            let mut regions = registration.regions.lock();
-            if regions.len() != runs.len() {
-                *regions = latest(agent, on_gpu, &runs)?; // the list has been changed since
+            if own.is_none() {
+                // Nothing is undone if one of them is missing.
+                let mut all = runs.iter().filter(|run| run.bytes > 0);
+                all.try_for_each(|run| region_of(agent, on_gpu, *run).map(drop))?;
             }
-            let mut failed = None;
-            for (own, run) in regions.iter_mut().zip(runs) {
-                let Some(id) = *own else { continue };
-                let undone = match undo(id) {
+            for (at, run) in runs.into_iter().enumerate().filter(|(_, run)| run.bytes > 0) {
+                match own.and_then(|own| own[at]).map(|id| agent.deregister(id, timeout)) {
+                    Some(Ok(())) => continue,
                     // Somebody has deregistered it by another list of the same memory, and left this one for the other.
-                    Err(MemoryError::Unknown { .. }) => region_of(agent, on_gpu, run).and_then(|other| {
-                        *own = Some(other);
-                        Ok(undo(other)?)
-                    }),
-                    undone => undone.map_err(Failure::from),
-                };
-                match undone {
-                    Ok(()) => *own = None,
-                    Err(error) => failed = failed.or(Some(error)),
+                    Some(Err(MemoryError::Unknown { .. })) | None => {}
+                    Some(Err(error)) => return Err(Failure::from(error)),
                 }
+                agent.deregister(region_of(agent, on_gpu, run)?, timeout)?;
             }
-            failed.map_or(Ok(()), Err)
+            Ok(())
         })
     }
 
     /// Whether each of the descriptors is in registered memory.
-    fn is_registered(&self, py: Python<'_>, on_gpu: bool, descriptors: &[u8]) -> Result<Vec<bool>, Failure> {
+    fn is_registered(&self, on_gpu: bool, descriptors: &[u8]) -> Result<Vec<bool>, Failure> {
+        let agent = self.get()?;
         let runs = runs(descriptors)?;
-        self.with(py, |agent| Ok::<_, Failure>(agent.is_registered(kind(on_gpu), &runs)))
+        Ok(runs.into_iter().map(|run| agent.is_registered(kind(on_gpu), run)).collect())
     }
 
     fn metadata<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyBytes>, Failure> {
@@ -358,12 +340,6 @@ impl NixlAgent {
         let runs = runs(descriptors)?.into_iter().filter(|run| run.bytes > 0);
         runs.map(|run| region_of(&agent, on_gpu, run)).collect()
     }
-}
-
-/// The latest registration of each of these, but for those of no bytes.
-fn latest(agent: &Agent, on_gpu: bool, runs: &[Run]) -> Result<Vec<Option<RegionId>>, Failure> {
-    let region = |run: &Run| (run.bytes > 0).then(|| region_of(agent, on_gpu, *run)).transpose();
-    runs.iter().map(region).collect()
 }
 
 /// The latest registration of this very memory.
