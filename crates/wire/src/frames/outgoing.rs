@@ -99,9 +99,7 @@ impl Outgoing {
             Pushed::Published { bell: true } => self.tell(Body::Bell, endpoint, sender, peer_epoch),
             // What cannot be read any more is lost, as it is on a broken endpoint.
             Pushed::Gone => self.ring = Ring::Broken,
-            Pushed::NoRoom | Pushed::Unattached => {
-                endpoint.send(Tag::new(sender.epoch, self.stream), frame, sender.unsent)
-            }
+            Pushed::NoRoom | Pushed::Unattached => self.send_by_ucx(endpoint, sender, frame),
         }
     }
 
@@ -121,6 +119,10 @@ impl Outgoing {
     fn tell(&self, body: Body, endpoint: &RawEndpoint, sender: &Sender<'_>, peer_epoch: u64) {
         let message = Message { connection: ConnectionId(0), body }.encode();
         let frame = frame::encode(Audience::Worker, sender.epoch, peer_epoch, Place::NONE, KIND, &message);
+        self.send_by_ucx(endpoint, sender, frame);
+    }
+
+    fn send_by_ucx(&self, endpoint: &RawEndpoint, sender: &Sender<'_>, frame: Vec<u8>) {
         endpoint.send(Tag::new(sender.epoch, self.stream), frame, sender.unsent);
     }
 
