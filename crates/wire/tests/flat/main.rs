@@ -12,6 +12,7 @@ mod child;
 #[path = "../processes/end.rs"]
 mod end;
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use kvferry_test_process::footprint;
@@ -57,11 +58,11 @@ fn memory_and_descriptors_stay_flat_over_many_transfers() {
             (well, cut)
         };
         run(&target, 1000);
-        kill(way, &end, 1);
+        kill(way, &end, 2..3);
         std::thread::sleep(Duration::from_millis(700));
         let (ours, theirs) = (footprint(), target.footprint());
         let (well, cut) = run(&target, TRANSFERS / WAYS.len() as u64);
-        kill(way, &end, KILLS);
+        kill(way, &end, 3..3 + KILLS);
         // UCX 1.13 keeps the socket of an endpoint that only one side has closed, until either process ends.
         let sockets = if end.context.ucx_version() < Version::new(1, 16, 0) { TRANSFERS / PER_ENDPOINT } else { 0 };
         let most = |before: (usize, u64)| before.0 as u64 + 2 + sockets;
@@ -83,9 +84,9 @@ fn memory_and_descriptors_stay_flat_over_many_transfers() {
     }
 }
 
-/// Peers that are killed with transfers under way: endpoints that fail.
-fn kill(way: Way, end: &End, peers: u64) {
-    for epoch in 2..2 + peers {
+/// Peers of these epochs that are killed with transfers under way: endpoints that fail.
+fn kill(way: Way, end: &End, epochs: Range<u64>) {
+    for epoch in epochs {
         let mut target = Target::start(way.0, epoch, 64 * PIECE);
         let (endpoint, remote) = end.connect(&target);
         (1..=20).for_each(|transfer| end.put(endpoint, TransferId(transfer), end.part(remote, 64)));

@@ -18,8 +18,9 @@ fn check(route: Route) {
     let source = pattern(BYTES);
     let mut expected = vec![0; BYTES as usize];
     shape.apply(&source, &mut expected);
-    for (when, transfers_before, transfers_after) in [("before", 0, 1), ("during", 0, 40), ("after", 1, 1)] {
-        let mut target = Target::start(&Setup { epoch: 0xd, ..Setup::new(BYTES) });
+    let moments = [(1, "before", 0, 1), (2, "during", 0, 40), (3, "after", 1, 1)];
+    for (epoch, when, transfers_before, transfers_after) in moments {
+        let mut target = Target::start(&Setup { epoch, ..Setup::new(BYTES) });
         let (endpoint, remote) = end.connect(&target);
         for _ in 0..transfers_before {
             end.put(endpoint, vec![shape.part(&end.pool, remote)]).unwrap();
