@@ -1,6 +1,7 @@
 //! The agent: one worker, one control thread, and what its owner asks of them.
 
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -9,10 +10,11 @@ use crossbeam::channel;
 use kvferry_wire::{
     Context, FRAME_PAYLOAD_BYTES_MAX, MemoryKind, Part, Piece, Region, RegionCard, RegionId, Run, Side, Version, Worker,
 };
+use parking_lot::Mutex;
 
 use crate::control::{self, Chore};
 use crate::error::{ExchangeError, MakeError, MemoryError, RemoteError, StartError};
-use crate::exchange::{self, Listening};
+use crate::exchange::{self, Limit, Listening};
 use crate::indices::Indices;
 use crate::list::{List, Which};
 use crate::message::NOTIFY;
@@ -25,13 +27,24 @@ use crate::transfer::{Operation, Transfer};
 /// How often a region that is still in use is looked at again.
 const BUSY_LOOK: Duration = Duration::from_micros(200);
 
+/// How long an agent that is dropped waits for peers to write its memory no more.
+const SETTLE: Duration = Duration::from_secs(1);
+
 /// A named agent. All of its calls are for any thread; none waits longer than it is told to, or, where it only asks the worker's
 /// thread for something, than a few milliseconds.
 ///
-/// Dropping it gives up what is under way and takes leave of its peers.
+/// Dropping it gives up what is under way and takes leave of its peers. Memory that a peer was asked to write and may still write a
+/// second later, since it does not answer, stays registered until the process ends.
 #[derive(Debug)]
 pub struct Agent {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
+    /// What stops with it.
+    threads: Mutex<Threads>,
+    listens_at: Option<SocketAddr>,
+}
+
+#[derive(Debug)]
+struct Threads {
     control: Option<JoinHandle<()>>,
     listening: Option<Listening>,
 }
@@ -67,9 +80,12 @@ impl Agent {
             .spawn(move || control::run(&for_control, &chore_queue))
             .inspect_err(|_| shared.worker().stop())
             .map_err(StartError::System)?;
-        let mut agent = Self { shared, control: Some(control), listening: None };
+        let threads = Mutex::new(Threads { control: Some(control), listening: None });
+        let mut agent = Self { shared, threads, listens_at: None };
         if let Some(address) = listen {
-            agent.listening = Some(Listening::start(address, &agent.shared).map_err(StartError::Listen)?);
+            let listening = Listening::start(address, &agent.shared).map_err(StartError::Listen)?;
+            agent.listens_at = Some(listening.address());
+            agent.threads.get_mut().listening = Some(listening);
         }
         Ok(agent)
     }
@@ -101,7 +117,7 @@ impl Agent {
     /// Where it listens for metadata, if it does: with the port that the system has chosen, if that was left to it.
     #[must_use]
     pub fn listens_at(&self) -> Option<SocketAddr> {
-        self.listening.as_ref().map(Listening::address)
+        self.listens_at
     }
 
     /// Makes memory that was registered or allocated with [`context`](Self::context) part of the agent. Memory of the caller's
@@ -129,19 +145,28 @@ impl Agent {
     }
 
     /// Undoes a registration. Lists and transfers of the memory take part in nothing new; what is under way is waited for.
-    /// When this returns well, nothing reads or writes the memory for this agent any more.
+    /// When this returns well, nothing reads or writes the memory for this agent any more. When it is busy, it can be called again.
     ///
     /// # Errors
     ///
     /// [`MemoryError::Unknown`], [`MemoryError::Busy`].
     pub fn deregister(&self, region: RegionId, timeout: Duration) -> Result<(), MemoryError> {
         let deadline = Instant::now() + timeout;
-        let taken = self.shared.state.lock().regions.remove(&region);
+        let taken = {
+            let mut state = self.shared.state.lock();
+            for connection in state.peers.values_mut().filter_map(|peer| peer.connection.as_mut()) {
+                connection.told.remove(&region);
+            }
+            state.regions.remove(&region)
+        };
+        let taken = taken.or_else(|| self.shared.register.take_busy(region));
         let mut region = taken.ok_or(MemoryError::Unknown { region })?;
         self.shared.register.forget(region.id());
         let (base, bytes) = (region.base(), region.bytes());
         while let Err(used) = region.unregister() {
             if Instant::now() >= deadline {
+                self.shared.register.add_busy(used);
+                self.shared.look();
                 return Err(MemoryError::Busy { base, bytes, waited: timeout });
             }
             region = used;
@@ -152,8 +177,24 @@ impl Agent {
 
     /// Whether each of `runs` is in registered memory of the kind.
     #[must_use]
-    pub fn is_registered(&self, kind: MemoryKind, run: Run) -> bool {
-        Side::new(self.regions(kind), &[run]).is_ok()
+    pub fn is_registered(&self, kind: MemoryKind, runs: &[Run]) -> Vec<bool> {
+        let state = self.shared.state.lock();
+        let of_kind = state.regions.values().filter(|region| region.kind() == kind);
+        let mut spans: Vec<(u64, u64)> =
+            of_kind.map(|region| (region.base(), region.base() + region.bytes())).collect();
+        drop(state);
+        spans.sort_unstable();
+        // How far those reach that begin no later.
+        let mut reach = 0;
+        for (_, end) in &mut spans {
+            reach = reach.max(*end);
+            *end = reach;
+        }
+        let is_inside = |run: &Run| {
+            let begun = spans[..spans.partition_point(|(base, _)| *base <= run.address)].last();
+            begun.zip(run.address.checked_add(run.bytes)).is_some_and(|((_, reach), end)| end <= *reach)
+        };
+        runs.iter().map(is_inside).collect()
     }
 
     /// All that a peer needs: where the agent is, and all of its memory. Opaque, versioned, with a digest.
@@ -357,7 +398,7 @@ impl Agent {
         metadata: Option<Vec<u8>>,
         timeout: Duration,
     ) -> Result<(), ExchangeError> {
-        exchange::send(address, &metadata.unwrap_or_else(|| self.metadata()), timeout)
+        exchange::send(address, &metadata.unwrap_or_else(|| self.metadata()), self.limit(timeout))
     }
 
     /// Asks the agent that listens at `address` for its metadata and adds it. `name`: the agent that has to be there, if that
@@ -372,7 +413,7 @@ impl Agent {
         name: Option<&str>,
         timeout: Duration,
     ) -> Result<String, ExchangeError> {
-        let metadata = exchange::fetch(address, timeout)?;
+        let metadata = exchange::fetch(address, self.limit(timeout))?;
         exchange::take(&self.shared, &metadata, name)
     }
 
@@ -382,7 +423,25 @@ impl Agent {
     ///
     /// [`ExchangeError`].
     pub fn withdraw_metadata(&self, address: SocketAddr, timeout: Duration) -> Result<(), ExchangeError> {
-        exchange::withdraw(address, &self.shared.metadata(Some(Vec::new()), false), timeout)
+        exchange::withdraw(address, &self.shared.metadata(Some(Vec::new()), false), self.limit(timeout))
+    }
+
+    /// Does what dropping it does, while others may have it still: their calls return, and later ones fail.
+    pub fn stop(&self) {
+        self.shared.stopping.store(true, Ordering::Relaxed);
+        let mut threads = self.threads.lock();
+        drop(threads.listening.take());
+        let Some(control) = threads.control.take() else { return };
+        self.shared.settle_reads(SETTLE);
+        let _ = self.shared.chores.send(Chore::Stop);
+        let _ = control.join(); // it has panicked: its message has been printed
+        self.shared.say_goodbye();
+        self.shared.worker().stop();
+        self.shared.end_all();
+    }
+
+    fn limit(&self, timeout: Duration) -> Limit<'_> {
+        Limit::new(timeout, &self.shared.stopping)
     }
 
     fn regions(&self, kind: MemoryKind) -> Vec<Region> {
@@ -414,13 +473,6 @@ fn too_long(bytes: usize) -> RemoteError {
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        drop(self.listening.take());
-        let _ = self.shared.chores.send(Chore::Stop);
-        if let Some(control) = self.control.take() {
-            let _ = control.join(); // it has panicked: its message has been printed
-        }
-        self.shared.say_goodbye();
-        self.shared.worker().stop();
-        self.shared.end_all();
+        self.stop();
     }
 }

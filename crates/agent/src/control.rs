@@ -34,6 +34,7 @@ pub(crate) enum Chore {
         epoch: u64,
         serial: u64,
         why: Option<Refused>,
+        settled: bool,
     },
     Stop,
 }
@@ -74,9 +75,9 @@ pub(crate) fn run(shared: &Shared, chores: &Receiver<Chore>) {
                 }
                 shared.push(&mut shared.state.lock(), epoch, serial);
             }
-            Ok(Chore::Answer { epoch, serial, why }) => {
+            Ok(Chore::Answer { epoch, serial, why, settled }) => {
                 if let Ok(endpoint) = shared.link(epoch) {
-                    let failed = |why| Message::Failed { serial, why, settled: true };
+                    let failed = |why| Message::Failed { serial, why, settled };
                     shared.say(endpoint, &why.map_or(Message::Done { serial }, failed));
                 }
             }
@@ -89,12 +90,13 @@ impl Shared {
     fn has_deadlines(&self) -> bool {
         let state = self.state.lock();
         let reads = state.reads.values().any(|read| !read.ended);
-        reads || (self.options.transfer_deadline.is_some() && !state.flights.is_empty())
+        reads || self.register.is_busy() || (self.options.transfer_deadline.is_some() && !state.flights.is_empty())
     }
 
     fn keep_time(&self) {
         self.answer_put_off(); // whoever was to do it does not look any more
         self.end_silent(self.options.patience);
+        self.register.give_back();
         let Some(allowed) = self.options.transfer_deadline else { return };
         let state = self.state.lock();
         let flights = state.flights.values().filter_map(|flight| match flight {

@@ -152,7 +152,7 @@ impl Shared {
             (None, Some(endpoint)) if self.is_looked_at() => self.put_off.lock().push((endpoint, serial)),
             (None, Some(endpoint)) => self.say(endpoint, &Message::Done { serial }),
             (Some(why), Some(endpoint)) => self.say(endpoint, &Message::Failed { serial, why, settled: true }),
-            (why, None) => drop(self.chores.send(crate::control::Chore::Answer { epoch, serial, why })),
+            (why, None) => drop(self.chores.send(crate::control::Chore::Answer { epoch, serial, why, settled: true })),
         }
     }
 }

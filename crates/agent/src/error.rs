@@ -53,7 +53,8 @@ pub enum MemoryError {
         /// Its name.
         region: RegionId,
     },
-    /// Transfers that use the memory did not end in time. It takes part in nothing new, and is given back when they have ended.
+    /// Transfers that use the memory did not end in time. It takes part in nothing new, and is given back when they have ended:
+    /// deregister it again to wait for that.
     #[error("{bytes} B at {base:#x} are still in use after {waited:.1?}")]
     Busy {
         /// First address.
@@ -224,7 +225,13 @@ pub enum Failure {
         /// For how long.
         waited: Duration,
     },
-    /// The peer would not push: its memory is not registered any more, or too much is asked of it at a time.
+    /// As much as the peer takes is asked of it already. Post it again when other reads have ended.
+    #[error("too much is asked of {name:?} at a time")]
+    Busy {
+        /// The remote agent.
+        name: String,
+    },
+    /// The peer would not push: its memory is not registered any more.
     #[error("{name:?} refuses: {why}")]
     Refused {
         /// The remote agent.
@@ -243,7 +250,7 @@ impl Failure {
             Refused::Cancelled => return Self::Cancelled,
             Refused::NoRegion => "its memory is not registered any more",
             Refused::Bad => "the read is not in its memory",
-            Refused::Busy => "too much is asked of it at a time",
+            Refused::Busy => return Self::Busy { name: name.to_owned() },
             Refused::Failed => "its write failed",
         };
         Self::Refused { name: name.to_owned(), why }
@@ -284,4 +291,14 @@ pub enum ExchangeError {
     /// The peer, or this side, did not take the metadata.
     #[error("the metadata was not taken")]
     Remote(#[from] RemoteError),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_has_too_much_to_do_can_be_asked_again() {
+        assert_eq!(Failure::refused("b", Refused::Busy), Failure::Busy { name: "b".to_owned() });
+    }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use kvferry_wire::RegionId;
+use kvferry_wire::{Region, RegionId};
 use parking_lot::Mutex;
 
 use crate::{list, transfer};
@@ -14,6 +14,8 @@ use crate::{list, transfer};
 pub(crate) struct Register {
     next: AtomicU64,
     holders: Mutex<Holders>,
+    /// Memory that was deregistered while something used it.
+    busy: Mutex<BTreeMap<RegionId, Region>>,
 }
 
 #[derive(Debug, Default)]
@@ -41,6 +43,25 @@ impl Register {
 
     pub(crate) fn remove_transfer(&self, number: u64) {
         self.holders.lock().transfers.remove(&number);
+    }
+
+    pub(crate) fn add_busy(&self, region: Region) {
+        self.busy.lock().insert(region.id(), region);
+    }
+
+    pub(crate) fn take_busy(&self, region: RegionId) -> Option<Region> {
+        self.busy.lock().remove(&region)
+    }
+
+    pub(crate) fn is_busy(&self) -> bool {
+        !self.busy.lock().is_empty()
+    }
+
+    /// Gives back what is not used any more.
+    pub(crate) fn give_back(&self) {
+        let mut busy = self.busy.lock(); // held, so that nobody looks for one in vain meanwhile
+        let all = std::mem::take(&mut *busy);
+        busy.extend(all.into_iter().filter_map(|(id, region)| Some((id, region.unregister().err()?))));
     }
 
     /// Has everything let go of the region that is not on its way.

@@ -33,6 +33,8 @@ struct Queue {
     all: VecDeque<Notification>,
     bytes: usize,
     dropped: u64,
+    /// Whether nothing comes any more.
+    ended: bool,
 }
 
 impl Notifications {
@@ -63,8 +65,14 @@ impl Notifications {
 
     pub(crate) fn wait(&self, deadline: Instant) -> Vec<Notification> {
         let mut queue = self.queue.lock();
-        while queue.all.is_empty() && !self.came.wait_until(&mut queue, deadline).timed_out() {}
+        while queue.all.is_empty() && !queue.ended && !self.came.wait_until(&mut queue, deadline).timed_out() {}
         self.empty(&mut queue)
+    }
+
+    /// Nothing comes any more: nobody waits for it.
+    pub(crate) fn end(&self) {
+        self.queue.lock().ended = true;
+        self.came.notify_all();
     }
 
     pub(crate) fn dropped(&self) -> u64 {

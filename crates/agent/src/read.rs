@@ -3,12 +3,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvferry_wire::{Part, PutError, RegionId, TransferId, TransferStats};
+use kvferry_wire::{Part, PutError, Region, RegionId, TransferId, TransferStats};
 
 use crate::error::Failure;
 use crate::message::{self, Message, NOTIFY, Refused};
 use crate::shared::{Shared, State, failure};
 use crate::transfer::{Inner, Operation};
+
+/// How often reads that are to be settled are looked at again.
+const SETTLE_LOOK: Duration = Duration::from_millis(1);
 
 /// A read that a peer was asked to push.
 #[derive(Debug)]
@@ -18,6 +21,8 @@ pub(crate) struct Read {
     pub(crate) moved: Instant,
     /// Whether its owner was told of an end already, and only quiet is waited for.
     pub(crate) ended: bool,
+    /// Memory of this side that the peer writes: it stays registered until it does so no more.
+    pub(crate) held: Vec<Region>,
 }
 
 impl Shared {
@@ -35,12 +40,14 @@ impl Shared {
                 self.say(connection.endpoint, &message);
             }
         }
-        self.await_answer(state, transfer, id);
+        let mut held: Vec<Region> = parts.iter().map(|part| part.local.clone()).collect();
+        held.dedup_by_key(|region| region.id());
+        self.await_answer(state, transfer, id, held);
     }
 
-    /// The peer has been asked for something, or is about to be.
-    pub(crate) fn await_answer(&self, state: &mut State, transfer: &Arc<Inner>, id: TransferId) {
-        state.reads.insert(id.0, Read { transfer: transfer.clone(), moved: Instant::now(), ended: false });
+    /// The peer has been asked for something, or is about to be. `held`: what it writes to.
+    pub(crate) fn await_answer(&self, state: &mut State, transfer: &Arc<Inner>, id: TransferId, held: Vec<Region>) {
+        state.reads.insert(id.0, Read { transfer: transfer.clone(), moved: Instant::now(), ended: false, held });
         self.look();
     }
 
@@ -107,21 +114,23 @@ impl Shared {
     }
 
     pub(crate) fn done(&self, epoch: u64, serial: u64) {
-        let Some(read) = self.take_read(epoch, serial) else { return };
-        match read.ended {
-            true => read.transfer.settle(),
-            false => self.read_ended(&read.transfer, TransferId(serial), None),
+        let Some(Read { transfer, ended, held, .. }) = self.take_read(epoch, serial) else { return };
+        drop(held); // who hears of the end may deregister it at once
+        match ended {
+            true => transfer.settle(),
+            false => self.read_ended(&transfer, TransferId(serial), None),
         }
         self.leave(epoch);
     }
 
     pub(crate) fn read_failed(&self, epoch: u64, serial: u64, why: Refused, settled: bool) {
-        let Some(mut read) = self.take_read(epoch, serial) else { return };
-        let transfer = read.transfer.clone();
-        let was_ended = std::mem::replace(&mut read.ended, true);
-        if !settled {
-            self.state.lock().reads.insert(serial, read);
-        }
+        let mut state = self.state.lock();
+        let read = state.reads.get_mut(&serial).filter(|read| read.transfer.epoch == epoch);
+        let Some(read) = read else { return };
+        let (transfer, was_ended) = (read.transfer.clone(), std::mem::replace(&mut read.ended, true));
+        let over = if settled { state.reads.remove(&serial) } else { None };
+        drop(state);
+        drop(over);
         if !was_ended {
             transfer.end(TransferId(serial), Err(Failure::refused(&transfer.name, why)), !settled);
         } else if settled {
@@ -146,21 +155,36 @@ impl Shared {
 
     /// Ends the reads of peers that have been silent for too long.
     pub(crate) fn end_silent(&self, patience: Duration) {
-        let mut silent = Vec::new();
+        let mut unanswered = Vec::new();
         for (serial, read) in &mut self.state.lock().reads {
-            if !read.ended && read.moved.elapsed() >= patience {
-                read.ended = true;
-                silent.push((read.transfer.clone(), TransferId(*serial)));
+            if read.ended || read.moved.elapsed() < patience {
+                continue;
             }
-        }
-        for (transfer, id) in silent {
-            let is_read = transfer.operation == Operation::Read;
-            if is_read {
-                self.say(transfer.endpoint, &Message::CancelRead { serial: id.0 });
-            }
+            read.ended = true;
+            let (transfer, is_read) = (&read.transfer, read.transfer.operation == Operation::Read);
             let name = transfer.name.to_string();
-            transfer.end(id, Err(Failure::Silent { name, waited: patience }), is_read);
+            // With the lock held: an answer that comes meanwhile finds it exposed, and settles it.
+            transfer.end(TransferId(*serial), Err(Failure::Silent { name, waited: patience }), is_read);
+            unanswered.push((*serial, is_read.then_some(transfer.endpoint)));
+        }
+        for (serial, endpoint) in unanswered {
+            if let Some(endpoint) = endpoint {
+                self.say(endpoint, &Message::CancelRead { serial });
+            }
             self.worker().interrupt(); // whoever waits for it in the progress thread's place
+        }
+    }
+
+    /// Gives up what peers were asked to write here, and waits for them to say that they write no more.
+    pub(crate) fn settle_reads(&self, timeout: Duration) {
+        let deadline = Instant::now() + timeout;
+        let held = || -> Vec<Arc<Inner>> {
+            let state = self.state.lock();
+            state.reads.values().filter(|read| !read.held.is_empty()).map(|read| read.transfer.clone()).collect()
+        };
+        held().iter().for_each(|transfer| transfer.give_up(Failure::Cancelled));
+        while !held().is_empty() && Instant::now() < deadline {
+            std::thread::sleep(SETTLE_LOOK);
         }
     }
 

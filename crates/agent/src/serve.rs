@@ -23,6 +23,8 @@ pub(crate) enum Serving {
     Wanted { parts: Vec<Wanted>, pairs: usize },
     /// Being pushed.
     Moving(TransferId),
+    /// Ended, and bytes of it may still arrive until its connection is known to be dead. Kept as long as the peer is.
+    Unsettled,
 }
 
 impl Shared {
@@ -30,10 +32,11 @@ impl Shared {
     pub(crate) fn asked_for(&self, epoch: u64, card: RegionCard) {
         let mut state = self.state.lock();
         let Some(peer) = state.peers.get_mut(&epoch) else { return };
-        if peer.asked_for.len() < REGIONS_MAX {
-            peer.asked_for.retain(|_, old| (old.base, old.bytes) != (card.base, card.bytes)); // registered anew
-            peer.asked_for.insert(card.id(), card);
+        peer.asked_for.retain(|_, old| (old.base, old.bytes) != (card.base, card.bytes)); // registered anew
+        if peer.asked_for.len() >= REGIONS_MAX {
+            return tracing::error!(epoch, "an agent reads into too many regions: no more of them are taken");
         }
+        peer.asked_for.insert(card.id(), card);
     }
 
     pub(crate) fn wanted(&self, epoch: u64, serial: u64, last: bool, more: Vec<Wanted>) {
@@ -71,8 +74,10 @@ impl Shared {
         let Some(Serving::Wanted { parts: wanted, .. }) = state.serving.get_mut(&(epoch, serial)) else { return };
         let wanted = std::mem::take(wanted);
         let connection = state.peers.get(&epoch).and_then(|peer| peer.connection.as_ref());
+        let full = state.peers.get(&epoch).is_some_and(|peer| peer.asked_for.len() >= REGIONS_MAX);
+        let missing = if full { Refused::Busy } else { Refused::Bad };
         let part = |wanted: &Wanted| {
-            let to = connection.and_then(|connection| connection.imported.get(&wanted.to)).ok_or(Refused::Bad)?;
+            let to = connection.and_then(|connection| connection.imported.get(&wanted.to)).ok_or(missing)?;
             let from = state.regions.get(&wanted.from).ok_or(Refused::NoRegion)?;
             Ok(wanted.part(from.clone(), *to))
         };
@@ -95,7 +100,7 @@ impl Shared {
         }
     }
 
-    /// A peer does not want its read any more. One that is not known has ended, which the peer has been told.
+    /// A peer does not want its read any more. One that is not known has ended well, or is settled.
     pub(crate) fn not_wanted(&self, epoch: u64, serial: u64) {
         let mut state = self.state.lock();
         match state.serving.get(&(epoch, serial)) {
@@ -106,6 +111,7 @@ impl Shared {
                 state.serving.remove(&(epoch, serial));
                 self.refuse(&state, epoch, serial, Refused::Cancelled, true);
             }
+            Some(Serving::Unsettled) => self.refuse(&state, epoch, serial, Refused::Failed, false),
             None => self.refuse(&state, epoch, serial, Refused::Cancelled, true),
         }
     }
@@ -126,16 +132,72 @@ impl Shared {
         if let Err(error) = result {
             let why = if error == PutError::Cancelled { Refused::Cancelled } else { Refused::Failed };
             tracing::info!(epoch, serial, %error, "a read of a peer was not pushed");
-            self.refuse(&state, epoch, serial, why, !error.may_still_arrive());
+            let settled = !error.may_still_arrive();
+            let peer = state.peers.get(&epoch);
+            let is_connected = peer.is_some_and(|peer| peer.endpoint().is_some());
+            if !settled && peer.is_some() {
+                state.serving.insert((epoch, serial), Serving::Unsettled);
+            }
+            // A connection that was lost is not made again for this: the peer knows, or asks.
+            if settled || is_connected {
+                self.refuse(&state, epoch, serial, why, settled);
+            }
         }
     }
 
     pub(crate) fn refuse(&self, state: &State, epoch: u64, serial: u64, why: Refused, settled: bool) {
         match state.peers.get(&epoch).and_then(|peer| peer.endpoint()) {
             Some(endpoint) => self.say(endpoint, &Message::Failed { serial, why, settled }),
-            // Not connected yet. A connection that was lost is not made again for this: the peer knows.
-            None if settled => drop(self.chores.send(Chore::Answer { epoch, serial, why: Some(why) })),
-            None => {}
+            None => drop(self.chores.send(Chore::Answer { epoch, serial, why: Some(why), settled })), // not connected
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use std::thread;
+    use std::time::Duration;
+
+    use kvferry_wire::{MemoryKind, Run};
+
+    use super::*;
+    use crate::{Agent, AgentOptions, Operation, State};
+
+    const DEADLINE: Duration = Duration::from_secs(20);
+
+    /// A push has failed and may still arrive, and the reader did not hear of it: it asks, and is told that it is not settled.
+    #[test]
+    fn a_read_that_may_still_arrive_is_not_said_to_be_settled() {
+        let [reader, pusher] = ["reader", "pusher"].map(|name| Agent::new(name, AgentOptions::default()).unwrap());
+        let runs = [&reader, &pusher].map(|agent| {
+            let memory = agent.context().allocate(64).unwrap();
+            let run = Run { address: memory.base(), bytes: 64 };
+            agent.register(memory).unwrap();
+            run
+        });
+        reader.add_remote(&pusher.metadata()).unwrap();
+        let (here, there) = ((MemoryKind::Host, &runs[..1]), ("pusher", MemoryKind::Host, &runs[1..]));
+        let read = reader.make_once(Operation::Read, here, there, None).unwrap();
+        reader.connect("pusher", DEADLINE).unwrap();
+        let (inner, serial) = (&read.inner, 7);
+        {
+            let mut state = reader.shared.state.lock();
+            reader.shared.await_answer(&mut state, inner, TransferId(serial), Vec::new());
+        }
+        // As it is when the connection to the reader has failed, which has heard of nothing.
+        let epoch = reader.epoch();
+        pusher.shared.state.lock().peers.get_mut(&epoch).unwrap().connection = None;
+        let error = PutError::Endpoint { source: kvferry_wire::Status(-80), settled: false };
+        pusher.shared.served(epoch, serial, Err(error));
+        reader.shared.cancel(inner, TransferId(serial));
+        let heard = || reader.shared.state.lock().reads.get(&serial).is_none_or(|read| read.ended);
+        let deadline = std::time::Instant::now() + DEADLINE;
+        while !heard() {
+            assert!(std::time::Instant::now() < deadline, "no answer");
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert!(reader.shared.state.lock().reads.contains_key(&serial), "said to be settled");
+        assert_eq!(read.state(), State::Made);
     }
 }

@@ -33,6 +33,9 @@ const BACK_AGAIN: Duration = Duration::from_micros(50);
 /// Most agents that may have greeted this one and were not added.
 const CALLERS_MAX: usize = 1 << 14;
 
+/// Memory that peers of agents that are no more may still write: it stays registered for as long as the process lives.
+static UNSETTLED: Mutex<Vec<Region>> = Mutex::new(Vec::new());
+
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) name: Arc<str>,
@@ -44,6 +47,8 @@ pub(crate) struct Shared {
     pub(crate) chores: Sender<Chore>,
     pub(crate) notifications: Notifications,
     pub(crate) register: Register,
+    /// Whether the agent is being stopped: whoever waits for a peer gives up.
+    pub(crate) stopping: AtomicBool,
     next_transfer: AtomicU64,
     /// Looks of callers in which nothing moved, since something did.
     idle_looks: AtomicU32,
@@ -74,6 +79,8 @@ pub(crate) struct State {
     pub(crate) flights: HashMap<TransferId, Flight>,
     /// Reads that peers were asked to push, and small writes that they have not answered.
     pub(crate) reads: HashMap<u64, Read>,
+    /// Greetings that were heard.
+    pub(crate) greetings: u64,
     /// Reads that are pushed for peers, by epoch and the peer's number.
     pub(crate) serving: BTreeMap<(u64, u64), Serving>,
 }
@@ -103,6 +110,7 @@ impl Shared {
             chores,
             notifications: Notifications::default(),
             register: Register::default(),
+            stopping: AtomicBool::new(false),
             next_transfer: AtomicU64::new(0),
             idle_looks: AtomicU32::new(0),
             born: Instant::now(),
@@ -205,7 +213,7 @@ impl Shared {
             let message =
                 eager::message(id.0, &parts, transfer.bytes, notification.as_deref(), || self.put_off.take(endpoint));
             if let Some(message) = message {
-                self.await_answer(&mut state, transfer, id);
+                self.await_answer(&mut state, transfer, id, Vec::new());
                 let sent = self.worker().send(endpoint, WRITE, message);
                 if let Err(error) = sent {
                     state.reads.remove(&id.0);
@@ -331,14 +339,20 @@ impl Shared {
         for other in state.peers.iter().filter_map(earlier).collect::<Vec<_>>() {
             self.forget_peer(&mut state, other);
         }
-        let full = state.peers.len() >= CALLERS_MAX + state.names.len();
+        let is_full = |state: &State| state.peers.len() >= CALLERS_MAX + state.names.len();
+        if is_full(&state) && !state.peers.contains_key(&epoch) {
+            self.forget_oldest_caller(&mut state);
+        }
+        let full = is_full(&state);
+        state.greetings += 1;
+        let greeted = state.greetings;
         match state.peers.get_mut(&epoch) {
-            Some(peer) if *peer.name == *name => peer.address = Some(address),
+            Some(peer) if *peer.name == *name => (peer.address, peer.greeted) = (Some(address), greeted),
             Some(_) => return tracing::warn!(epoch, name, "an agent greets with another name"),
             None if full => {
                 return tracing::error!(epoch, name, "too many agents have greeted this one");
             }
-            None => drop(state.peers.insert(epoch, Peer::new(name.into(), Some(address)))),
+            None => drop(state.peers.insert(epoch, Peer { greeted, ..Peer::new(name.into(), Some(address)) })),
         }
         drop(state);
         if answer {
@@ -346,10 +360,28 @@ impl Shared {
         }
     }
 
+    /// Makes room for another caller: of those that nothing is under way with, and that would not be missed if they had died, since
+    /// this side has no connection to them, the one that was last heard of longest ago goes.
+    fn forget_oldest_caller(&self, state: &mut State) {
+        let is_idle = |(epoch, peer): &(&u64, &Peer)| {
+            let serves = || state.serving.range((**epoch, 0)..=(**epoch, u64::MAX)).next().is_some();
+            !peer.added && !peer.leaving && peer.connection.is_none() && !serves()
+        };
+        let oldest = state.peers.iter().filter(is_idle).min_by_key(|(_, peer)| peer.greeted);
+        if let Some(epoch) = oldest.map(|(epoch, _)| *epoch) {
+            self.forget_peer(state, epoch);
+        }
+    }
+
     /// Closes the connection to a peer, if there is one, and knows it no more.
     pub(crate) fn forget_peer(&self, state: &mut State, epoch: u64) {
-        let Some(endpoint) = state.peers.remove(&epoch).and_then(|peer| peer.endpoint()) else { return };
-        state.endpoints.remove(&endpoint);
+        let endpoint = state.peers.remove(&epoch).and_then(|peer| peer.endpoint());
+        endpoint.map(|endpoint| state.endpoints.remove(&endpoint));
+        if !state.endpoints.values().any(|of| *of == epoch) {
+            // Nobody will say that it is dead, which ends these otherwise.
+            state.serving.retain(|(of, _), serving| *of != epoch || !matches!(serving, Serving::Unsettled));
+        }
+        let Some(endpoint) = endpoint else { return };
         self.say(endpoint, &Message::Bye);
         let _ = self.worker().close(endpoint); // a worker that has stopped has none
         self.answered.notify_all();
@@ -376,9 +408,13 @@ impl Shared {
         for (serial, read) in reads {
             let transfer = read.transfer;
             let exposed = transfer.operation == Operation::Read;
+            UNSETTLED.lock().extend(read.held);
             transfer.end(TransferId(serial), Err(Failure::Disconnected { name: transfer.name.to_string() }), exposed);
         }
+        self.answered.notify_all();
+        self.notifications.end();
         drop(state); // with the lock free
+        self.register.give_back();
     }
 
     fn connection_lost(&self, endpoint: EndpointId) {
@@ -426,5 +462,29 @@ pub(crate) fn failure(transfer: &Inner, error: PutError) -> Failure {
         PutError::Endpoint { .. } => Failure::Disconnected { name: transfer.name.to_string() },
         PutError::Cancelled => Failure::Cancelled,
         error => Failure::Wire(error),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+    use crate::{Agent, AgentOptions};
+
+    #[test]
+    fn callers_that_are_gone_make_room_for_others() {
+        let agent = Agent::new("a", AgentOptions::default()).unwrap();
+        let shared = &agent.shared;
+        let callers = CALLERS_MAX as u64;
+        for epoch in 0..callers {
+            let peer = Peer { greeted: epoch + 1, ..Peer::new(format!("caller {epoch}").into(), Some(Vec::new())) };
+            shared.state.lock().peers.insert(epoch, peer);
+        }
+        shared.state.lock().greetings = callers;
+        shared.greeted(0, "caller 0", Vec::new(), false); // heard of again
+        shared.greeted(callers, "another", Vec::new(), false);
+        let state = shared.state.lock();
+        let known = [0, 1, 2, callers].map(|epoch| state.peers.contains_key(&epoch));
+        assert_eq!((known, state.peers.len()), ([true, false, true, true], CALLERS_MAX));
     }
 }

@@ -1,6 +1,9 @@
 //! Two agents of one process: what is written and read, and what is refused.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use kvferry_agent::wire::{ContextOptions, ListError, MemoryKind, Region, Route, Run};
@@ -159,7 +162,8 @@ fn memory_that_was_deregistered_takes_part_in_nothing() {
     let id = a.memory.id();
     let busy = a.agent.deregister(id, Duration::from_millis(5)).unwrap_err(); // `a.memory` is a clone
     assert!(matches!(busy, MemoryError::Busy { .. }));
-    assert!(matches!(a.agent.deregister(id, DEADLINE), Err(MemoryError::Unknown { .. })));
+    let busy = a.agent.deregister(id, Duration::from_millis(5)).unwrap_err();
+    assert!(matches!(busy, MemoryError::Busy { .. }));
     assert!(matches!(write.post(None), Err(PostError::Deregistered)));
     let again = a.agent.make(Operation::Write, &local, Indices::All, &remote, Indices::All, None);
     assert!(matches!(again, Err(MakeError::Deregistered)));
@@ -183,6 +187,19 @@ fn memory_that_was_deregistered_takes_part_in_nothing() {
     let _ = read.post(None).unwrap();
     assert_eq!(read.wait(DEADLINE), State::Failed, "{:?}", read.telemetry());
     assert!(matches!(read.failure(), Some(Failure::Refused { .. } | Failure::Wire(_))), "{:?}", read.failure());
+}
+
+#[test]
+fn each_run_is_looked_up_by_itself() {
+    let a = Side::start("a", AgentOptions::default());
+    let part = a.agent.context().allocate(4 * BLOCK).unwrap();
+    let (base, other) = (a.memory.base(), part.base());
+    a.agent.register(part).unwrap();
+    let whole = BLOCK * BLOCKS;
+    let runs = [(base, whole), (base + 1, whole), (base + whole, 0), (base - 1, 1), (other, 4 * BLOCK), (u64::MAX, 1)];
+    let runs = runs.map(|(address, bytes)| Run { address, bytes });
+    assert_eq!(a.agent.is_registered(MemoryKind::Host, &runs), [true, false, true, false, true, false]);
+    assert_eq!(a.agent.is_registered(MemoryKind::Cuda, &runs[..1]), [false]);
 }
 
 #[test]
@@ -223,4 +240,46 @@ fn metadata_is_exchanged_by_agents_that_listen() {
     let start = Instant::now();
     assert!(a.agent.fetch_metadata(at_b, None, Duration::from_millis(200)).is_err());
     assert!(start.elapsed() < Duration::from_secs(5));
+}
+
+/// One deadline for all of an answer, though it comes byte by byte.
+#[test]
+fn a_peer_that_answers_slowly_is_given_up_in_time() {
+    let [a, _] = pair();
+    let slow = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let at = slow.local_addr().unwrap();
+    let answering = thread::spawn(move || {
+        let (mut stream, _) = slow.accept().unwrap();
+        let _ = stream.read(&mut [0; 64]).unwrap();
+        let mut answer = b"KVFX\x01\x00\x04\x00\x00\x00\x01".to_vec();
+        answer.extend([0; 200]);
+        // Until the other end is closed.
+        answer.iter().take_while(|byte| stream.write_all(&[**byte]).is_ok()).for_each(|_| {
+            thread::sleep(Duration::from_millis(50));
+        });
+    });
+    let start = Instant::now();
+    assert!(a.agent.fetch_metadata(at, None, Duration::from_millis(300)).is_err());
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    answering.join().unwrap();
+}
+
+/// Calls of other threads return, and peers are told, though those threads have the agent still.
+#[test]
+fn an_agent_that_is_stopped_ends_the_calls_that_wait() {
+    let [a, b] = pair();
+    let _ = a.remote(&b);
+    a.agent.connect("b", DEADLINE).unwrap();
+    let nobody = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap();
+    thread::scope(|scope| {
+        let exchange = scope.spawn(|| a.agent.fetch_metadata(nobody, None, DEADLINE));
+        let heard = scope.spawn(|| a.agent.wait_notifications(DEADLINE));
+        thread::sleep(Duration::from_millis(100));
+        let start = Instant::now();
+        a.agent.stop();
+        assert!(exchange.join().unwrap().is_err() && heard.join().unwrap().is_empty());
+        assert!(start.elapsed() < DEADLINE / 2, "{:?}", start.elapsed());
+    });
+    assert!(matches!(a.agent.send_notification("b", b"x"), Err(RemoteError::Unknown { .. })));
+    a.agent.stop();
 }

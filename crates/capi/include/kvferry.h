@@ -143,7 +143,8 @@ typedef struct {
 } kvf_agent_options;
 
 // Says that registered memory is not used any more, neither by this process nor for a request of any other's. Called once, by
-// any thread, with the context that was given. It must not call the library, and not take long.
+// any thread, with the context that was given. It must not call the library, and not take long. Not called if the memory was not
+// registered: then it is the caller's still.
 typedef void (*kvf_released)(void *context);
 
 // Bytes of the caller's.
@@ -302,7 +303,7 @@ kvf_status kvf_agent_start(const kvf_agent_options *options, kvf_agent **agent);
 uint16_t kvf_agent_port(const kvf_agent *agent);
 
 // Registers memory of the caller's: `bytes` from `base` on, of the host or of the agent's GPU. It has to stay until `released`
-// is called, which may be NULL if the memory stays for ever.
+// is called, which may be NULL if the memory stays for ever. It is called only if this returns KVF_OK.
 //
 // # Safety
 //
@@ -326,7 +327,7 @@ kvf_status kvf_agent_allocate(const kvf_agent *agent,
 uint64_t kvf_memory_base(const kvf_memory *memory);
 
 // Undoes a registration, and waits for what uses the memory, `timeout_ms` at most. After KVF_OK nothing reads or writes it any
-// more. After anything else it takes part in nothing new.
+// more. After anything else it takes part in nothing new, and this can be called again to wait on.
 kvf_status kvf_agent_deregister(const kvf_agent *agent,
                                 const kvf_memory *memory,
                                 uint64_t timeout_ms);
@@ -442,7 +443,7 @@ kvf_status kvf_engine_allocate(const kvf_engine *engine,
                                size_t count);
 
 // Registers memory of the caller's: `bytes` from `base` on, of the host or of the engine's GPU. It has to stay until `released`
-// is called, which may be NULL if the memory stays for ever.
+// is called, which may be NULL if the memory stays for ever. It is called only if this returns KVF_OK.
 //
 // # Safety
 //

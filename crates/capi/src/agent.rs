@@ -105,7 +105,7 @@ pub extern "C" fn kvf_agent_port(agent: Option<&Agent>) -> u16 {
 }
 
 /// Registers memory of the caller's: `bytes` from `base` on, of the host or of the agent's GPU. It has to stay until `released`
-/// is called, which may be NULL if the memory stays for ever.
+/// is called, which may be NULL if the memory stays for ever. It is called only if this returns KVF_OK.
 ///
 /// # Safety
 ///
@@ -154,7 +154,7 @@ pub extern "C" fn kvf_memory_base(memory: Option<&Memory>) -> u64 {
 }
 
 /// Undoes a registration, and waits for what uses the memory, `timeout_ms` at most. After KVF_OK nothing reads or writes it any
-/// more. After anything else it takes part in nothing new.
+/// more. After anything else it takes part in nothing new, and this can be called again to wait on.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvf_agent_deregister(agent: Option<&Agent>, memory: Option<&Memory>, timeout_ms: u64) -> Status {
     guard(|| {

@@ -108,7 +108,7 @@ pub unsafe extern "C" fn kvf_engine_allocate(
 }
 
 /// Registers memory of the caller's: `bytes` from `base` on, of the host or of the engine's GPU. It has to stay until `released`
-/// is called, which may be NULL if the memory stays for ever.
+/// is called, which may be NULL if the memory stays for ever. It is called only if this returns KVF_OK.
 ///
 /// # Safety
 ///

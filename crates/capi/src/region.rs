@@ -9,6 +9,7 @@ use std::any::Any;
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvferry_wire::{Context, RegionError};
 
@@ -33,13 +34,15 @@ impl Region {
 }
 
 /// Says that registered memory is not used any more, neither by this process nor for a request of any other's. Called once, by
-/// any thread, with the context that was given. It must not call the library, and not take long.
+/// any thread, with the context that was given. It must not call the library, and not take long. Not called if the memory was not
+/// registered: then it is the caller's still.
 pub type Released = Option<extern "C" fn(context: *mut c_void)>;
 
-/// Calls `Released` when it is dropped.
+/// Calls `Released` when it is dropped, if it has become the owner.
 struct Owner {
     released: Released,
     context: *mut c_void,
+    is_owner: AtomicBool,
 }
 
 // SAFETY: the context is C's, and is only handed back; `Released` is documented to be called by any thread.
@@ -49,13 +52,14 @@ unsafe impl Sync for Owner {}
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        if let Some(released) = self.released {
+        if let Some(released) = self.released.filter(|_| *self.is_owner.get_mut()) {
             released(self.context);
         }
     }
 }
 
-/// Registers memory of C's: of the host, or of the context's GPU.
+/// Registers memory of C's: of the host, or of the context's GPU. `released` is called for memory that was registered, and for no
+/// other.
 ///
 /// # Safety
 ///
@@ -65,16 +69,20 @@ pub(crate) unsafe fn register(
     (base, bytes, on_gpu): (u64, u64, bool),
     (released, of): (Released, *mut c_void),
 ) -> Result<kvferry_wire::Region, Failure> {
-    let owner: Arc<dyn Any + Send + Sync> = Arc::new(Owner { released, context: of });
-    if on_gpu {
-        // SAFETY: the caller's promise. `owner` says that the memory is released when it is dropped, which is after the
+    let owner = Arc::new(Owner { released, context: of, is_owner: AtomicBool::new(false) });
+    let held: Arc<dyn Any + Send + Sync> = owner.clone();
+    let region = if on_gpu {
+        // SAFETY: the caller's promise. `held` says that the memory is released when it is dropped, which is after the
         // registration.
-        return Ok(unsafe { context.register_device(base, bytes, owner) }?);
-    }
-    let address = usize::try_from(base).map(std::ptr::with_exposed_provenance_mut).unwrap_or(std::ptr::null_mut());
-    let base = NonNull::new(address).ok_or_else(|| Failure::argument("no memory: NULL"))?;
-    // SAFETY: as above. No references to the memory exist: what C reads and writes it orders after transfers.
-    Ok(unsafe { context.register(base, bytes, owner) }?)
+        unsafe { context.register_device(base, bytes, held) }?
+    } else {
+        let address = usize::try_from(base).map(std::ptr::with_exposed_provenance_mut).unwrap_or(std::ptr::null_mut());
+        let base = NonNull::new(address).ok_or_else(|| Failure::argument("no memory: NULL"))?;
+        // SAFETY: as above. No references to the memory exist: what C reads and writes it orders after transfers.
+        unsafe { context.register(base, bytes, held) }?
+    };
+    owner.is_owner.store(true, Ordering::Relaxed); // `Arc` orders it before the drop
+    Ok(region)
 }
 
 /// First address, of the host or of the GPU. 0 for NULL.

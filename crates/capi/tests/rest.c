@@ -240,6 +240,14 @@ static void agents(void) {
   int released = 0;
   kvf_memory *of_a, *of_b;
   EXPECT(kvf_agent_register(a, 0, 1, false, NULL, NULL, &of_a) == KVF_ARGUMENT);
+  /* Memory that was not registered is the caller's still. */
+  const uint64_t last_page = UINT64_MAX - 4095;
+  EXPECT(kvf_agent_register(a, 0, 1, false, count_up, &released, &of_a) == KVF_ARGUMENT);
+  EXPECT(kvf_agent_register(a, last_page, 4096, false, count_up, &released, &of_a) == KVF_REGION);
+  EXPECT(kvf_agent_register(a, last_page, 4096, true, count_up, &released, &of_a) == KVF_REGION);
+  EXPECT(kvf_agent_register(NULL, last_page, 4096, false, count_up, &released, &of_a) == KVF_ARGUMENT);
+  EXPECT(kvf_agent_register(a, last_page, 4096, false, count_up, &released, NULL) == KVF_ARGUMENT);
+  EXPECT(released == 0);
   EXPECT(kvf_agent_allocate(a, 0, false, &of_a) == KVF_REGION);
   EXPECT(kvf_agent_allocate(a, 64, true, &of_a) == KVF_REGION && strcmp(kvf_last_error_kind(), "NoGpu") == 0);
   OK(kvf_agent_register(a, (uint64_t)(uintptr_t)own, sizeof own, false, count_up, &released, &of_a));

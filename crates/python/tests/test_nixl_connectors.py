@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import sys
 import time
+import types
 import uuid
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -267,6 +270,50 @@ def test_memory_that_is_registered_several_times_stays_until_each_was_undone() -
     for nothing in (again, same):
         with pytest.raises(bindings.nixlNotFoundError):
             active.deregister_memory(nothing)
+
+
+class Tensor:
+    """As much of torch's on the host as is asked for."""
+
+    device = "cpu"
+
+    def __init__(self, array: Bytes) -> None:
+        self.array = array
+
+    def is_contiguous(self) -> bool:
+        return True
+
+    def data_ptr(self) -> int:
+        return self.array.ctypes.data
+
+    def numel(self) -> int:
+        return self.array.size
+
+    def element_size(self) -> int:
+        return 1
+
+    def get_device(self) -> int:
+        return -1
+
+
+def test_tensors_are_kept_though_their_list_is_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = types.ModuleType("torch")
+    monkeypatch.setattr(torch, "Tensor", Tensor, raising=False)
+    cuda = types.SimpleNamespace(is_initialized=lambda: False)
+    monkeypatch.setattr(torch, "cuda", cuda, raising=False)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    agent = nixl_agent(str(uuid.uuid4()))
+    tensors = [Tensor(layer) for layer in layers(0)]
+    kept = [weakref.ref(tensor) for tensor in tensors]
+    descs = agent.register_memory(tensors)
+    tensors.clear()
+    gc.collect()
+    assert all(tensor() is not None for tensor in kept)
+    agent.deregister_memory(descs)
+    del descs
+    gc.collect()
+    assert all(tensor() is None for tensor in kept)
+    agent.close()
 
 
 def test_a_list_that_names_the_same_memory_twice() -> None:

@@ -119,6 +119,30 @@ def test_released_memory_is_quiet(pair: Pair) -> None:
     assert ended(pair.agent, pair.make("WRITE")) == "DONE" and pair.ask("sum") == 7 * PIECE * PIECES
 
 
+@pytest.mark.parametrize("pair", ["tcp"], indirect=True)
+def test_a_deregistration_of_which_a_part_is_busy_is_done_by_another_call(pair: Pair) -> None:
+    agent, memory, other = pair.agent, np.zeros_like(pair.memory), np.zeros(4096, np.uint8)
+    first, second = ((array.ctypes.data, array.nbytes, 0, "") for array in (memory, other))
+    both = agent.register_memory([first, second], "DRAM")
+    pair.local = pair.listed("", memory.ctypes.data)
+    agent.make_connection("target")
+    assert pair.process.pid is not None
+    os.kill(pair.process.pid, signal.SIGSTOP)
+    handle = pair.make("READ")
+    agent.transfer(handle)
+    agent._config.release_timeout = 0.2
+    for _ in range(2):
+        with pytest.raises(bindings.nixlRepostActiveError):
+            agent.deregister_memory(both)
+        assert agent.query_memory([second], "UCX", "DRAM") == [None]
+    os.kill(pair.process.pid, signal.SIGCONT)
+    agent._config.release_timeout = PATIENCE
+    agent.deregister_memory(both)
+    assert agent.check_xfer_state(handle) == "DONE"
+    with pytest.raises(bindings.nixlNotFoundError):
+        agent.deregister_memory(agent.get_reg_descs([second], "DRAM"))
+
+
 @pytest.mark.parametrize("operation", ["WRITE", "READ"])
 def test_a_killed_peer_is_an_error_and_what_was_posted_to_it_is_released(pair: Pair, operation: str) -> None:
     handles = [pair.make(operation) for _ in range(20)]

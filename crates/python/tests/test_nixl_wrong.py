@@ -207,6 +207,20 @@ def test_everything_after_close_says_so(agents: Any) -> None:
     assert (other == 0).all()
 
 
+def test_close_does_not_wait_for_an_exchange_with_nobody() -> None:
+    agent = nixl_agent("alone")
+    agent.get_agent_metadata()
+    agent.fetch_remote_metadata("nobody", "127.0.0.1", 1)
+    time.sleep(0.2)
+    began = time.monotonic()
+    agent.close()
+    assert time.monotonic() - began < 4
+    exchanges = [thread for thread in threading.enumerate() if thread.name == "kvferry-metadata"]
+    for thread in exchanges:
+        thread.join(PATIENCE / 2)
+        assert not thread.is_alive()
+
+
 def test_many_threads_may_use_one_agent_and_one_handle(agents: Any) -> None:
     here, _, array, other = agents
     array[:] = 1

@@ -1,7 +1,7 @@
 //! This process's agent, and memory that it was lent.
 
 use std::ptr::NonNull;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 use std::time::Duration;
 
 use kvferry_agent::wire::{ContextOptions, MemoryKind, Region, Run};
@@ -32,19 +32,13 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    #[allow(unsafe_code, reason = "memory of the caller's is registered by address")]
     pub(crate) fn lend(agent: &Agent) -> Self {
-        let pages = vec![0u128; usize::try_from(BYTES / 16).unwrap()].into_boxed_slice();
-        let owner: Arc<[u128]> = pages.into();
-        let base = NonNull::new(owner.as_ptr().cast_mut().cast()).unwrap();
-        // SAFETY: the slice is the owner's, which the registration holds, and nobody looks at it but through the region.
-        let region = unsafe { agent.context().register(base, BYTES, Arc::new(owner)) }.unwrap();
-        agent.register(region.clone()).unwrap();
+        let (region, _) = lend(agent);
         Self { region }
     }
 
     pub(crate) fn runs(&self, bytes: u64) -> Vec<Run> {
-        (0..BYTES / bytes).map(|run| Run { address: self.region.base() + run * bytes, bytes }).collect()
+        runs_of(&self.region, bytes)
     }
 
     pub(crate) fn fill(&self, with: u8) {
@@ -56,6 +50,24 @@ impl Memory {
         self.region.read(0, &mut bytes).unwrap();
         bytes == vec![all; bytes.len()] // quicker than to look at each where nothing is optimized
     }
+}
+
+/// Memory that is registered with the agent, and what tells whether it was given back.
+#[allow(unsafe_code, reason = "memory of the caller's is registered by address")]
+pub(crate) fn lend(agent: &Agent) -> (Region, Weak<Box<[u128]>>) {
+    let pages = vec![0u128; usize::try_from(BYTES / 16).unwrap()].into_boxed_slice();
+    let owner: Arc<Box<[u128]>> = Arc::new(pages);
+    let base = NonNull::new(owner.as_ptr().cast_mut().cast()).unwrap();
+    let lent = Arc::downgrade(&owner);
+    // SAFETY: the slice is the owner's, which the registration holds, and nobody looks at it but through the region.
+    let region = unsafe { agent.context().register(base, BYTES, owner) }.unwrap();
+    agent.register(region.clone()).unwrap();
+    (region, lent)
+}
+
+/// The region, in runs of `bytes`.
+pub(crate) fn runs_of(region: &Region, bytes: u64) -> Vec<Run> {
+    (0..BYTES / bytes).map(|run| Run { address: region.base() + run * bytes, bytes }).collect()
 }
 
 /// Held for writing by a test that measures this process, and for reading by the others.

@@ -2,11 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use kvferry_agent::{Operation, State};
+use kvferry_agent::wire::MemoryKind;
+use kvferry_agent::{Indices, MemoryError, Operation, State};
 use kvferry_test_process::within;
 
 use crate::child::Other;
-use crate::end::{DEADLINE, End, WAYS};
+use crate::end::{DEADLINE, End, PIECE, WAYS, lend, runs_of};
 
 /// Trials of each way and direction.
 fn trials() -> u32 {
@@ -69,5 +70,46 @@ fn a_transfer_that_is_dropped_in_its_middle_is_cancelled_and_nobody_waits() {
         let _ = next.post(None).unwrap();
         assert_eq!(other.heard(), [b"next"]);
         assert!(other.holds(6), "{operation:?}");
+    }
+}
+
+/// A read that its peer was asked for, and the peer does not answer: whether its handle is kept, and whether the agent is.
+#[test]
+fn memory_is_not_given_back_while_a_peer_may_write_it() {
+    for (is_dropped, is_closed) in [(false, false), (true, false), (true, true)] {
+        let (end, other) = (End::start(Some("tcp")), Other::start("other", Some("tcp")));
+        let remote = end.list(&other);
+        end.agent.connect("other", DEADLINE).unwrap();
+        let (region, lent) = lend(&end.agent);
+        let id = region.id();
+        let runs = runs_of(&region, PIECE);
+        drop(region); // the agent's alone from here on
+        let local = end.agent.prepare_local(MemoryKind::Host, &runs).unwrap();
+        let read = end.agent.make(Operation::Read, &local, Indices::All, &remote, Indices::All, None).unwrap();
+        drop(local);
+        other.process.stop();
+        let _ = read.post(None).unwrap();
+        let read = (!is_dropped).then_some(read);
+        if is_closed {
+            drop(end);
+            assert!(lent.upgrade().is_some(), "given back by an agent that was dropped");
+            continue;
+        }
+        let busy = end.agent.deregister(id, Duration::from_millis(100));
+        assert!(matches!(busy, Err(MemoryError::Busy { .. })), "{is_dropped}: {busy:?}");
+        assert!(lent.upgrade().is_some(), "{is_dropped}");
+        other.process.go_on();
+        if let Some(read) = read {
+            read.release(DEADLINE).unwrap();
+        }
+        if is_dropped {
+            end.agent.deregister(id, DEADLINE).unwrap();
+        }
+        // By itself, if nobody asks again.
+        let late = Instant::now() + DEADLINE;
+        while lent.upgrade().is_some() {
+            assert!(Instant::now() < late, "{is_dropped}: never given back");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvferry_agent::wire::{ContextOptions, CudaOptions, MemoryKind, RegionId, Route, Run};
 use kvferry_agent::{Agent, AgentOptions, MemoryError, Operation};
@@ -34,8 +34,8 @@ pub(crate) struct NixlAgent {
 /// What was registered at once: a region for each descriptor.
 #[pyclass(frozen)]
 pub(crate) struct NixlRegistration {
-    /// `None` for one of no bytes, of which there is nothing to register.
-    regions: Vec<Option<RegionId>>,
+    /// `None` for one of no bytes, of which there is nothing to register, and for one that was undone.
+    regions: Mutex<Vec<Option<RegionId>>>,
 }
 
 impl NixlAgent {
@@ -97,7 +97,12 @@ impl NixlAgent {
     /// Stops the threads. Everything else says from then on that the agent has been closed.
     fn close(&self, py: Python<'_>) -> Result<(), Failure> {
         let agent = self.agent.get()?.lock().take();
-        py.detach(|| agent.map(release));
+        py.detach(|| {
+            if let Some(agent) = agent {
+                agent.stop(); // whoever is in a call returns
+                release(agent);
+            }
+        });
         Ok(())
     }
 
@@ -171,46 +176,59 @@ impl NixlAgent {
                     }
                 }
             }
-            Ok(NixlRegistration { regions: registered })
+            Ok(NixlRegistration { regions: Mutex::new(registered) })
         })
     }
 
-    /// Undoes registrations of these very descriptors: those of `registration`, or else the latest.
-    #[pyo3(signature = (on_gpu, descriptors, registration, timeout))]
+    /// The latest registrations of these very descriptors, all of them or an error.
+    fn registration(&self, on_gpu: bool, descriptors: &[u8]) -> Result<NixlRegistration, Failure> {
+        let agent = self.get()?;
+        let regions = latest(&agent, on_gpu, &runs(descriptors)?)?;
+        Ok(NixlRegistration { regions: Mutex::new(regions) })
+    }
+
+    /// Undoes a registration of these descriptors. What cannot be undone does not keep the others from it: the first error is told,
+    /// and another call undoes the rest.
     fn deregister(
         &self,
         py: Python<'_>,
         on_gpu: bool,
         descriptors: &[u8],
-        registration: Option<&NixlRegistration>,
+        registration: &NixlRegistration,
         timeout: f64,
     ) -> Result<(), Failure> {
         let (runs, timeout) = (runs(descriptors)?, seconds("timeout", timeout)?);
-        let own = registration.map(|registration| &registration.regions[..]).filter(|own| own.len() == runs.len());
         self.with(py, |agent| {
-            if own.is_none() {
-                // Nothing is undone if one of them is missing.
-                let mut all = runs.iter().filter(|run| run.bytes > 0);
-                all.try_for_each(|run| region_of(agent, on_gpu, *run).map(drop))?;
+            let deadline = Instant::now() + timeout;
+            let undo = |id| agent.deregister(id, deadline.saturating_duration_since(Instant::now()));
+            let mut regions = registration.regions.lock();
+            if regions.len() != runs.len() {
+                *regions = latest(agent, on_gpu, &runs)?; // the list has been changed since
             }
-            for (at, run) in runs.into_iter().enumerate().filter(|(_, run)| run.bytes > 0) {
-                match own.and_then(|own| own[at]).map(|id| agent.deregister(id, timeout)) {
-                    Some(Ok(())) => continue,
+            let mut failed = None;
+            for (own, run) in regions.iter_mut().zip(runs) {
+                let Some(id) = *own else { continue };
+                let undone = match undo(id) {
                     // Somebody has deregistered it by another list of the same memory, and left this one for the other.
-                    Some(Err(MemoryError::Unknown { .. })) | None => {}
-                    Some(Err(error)) => return Err(Failure::from(error)),
+                    Err(MemoryError::Unknown { .. }) => region_of(agent, on_gpu, run).and_then(|other| {
+                        *own = Some(other);
+                        Ok(undo(other)?)
+                    }),
+                    undone => undone.map_err(Failure::from),
+                };
+                match undone {
+                    Ok(()) => *own = None,
+                    Err(error) => failed = failed.or(Some(error)),
                 }
-                agent.deregister(region_of(agent, on_gpu, run)?, timeout)?;
             }
-            Ok(())
+            failed.map_or(Ok(()), Err)
         })
     }
 
     /// Whether each of the descriptors is in registered memory.
-    fn is_registered(&self, on_gpu: bool, descriptors: &[u8]) -> Result<Vec<bool>, Failure> {
-        let agent = self.get()?;
+    fn is_registered(&self, py: Python<'_>, on_gpu: bool, descriptors: &[u8]) -> Result<Vec<bool>, Failure> {
         let runs = runs(descriptors)?;
-        Ok(runs.into_iter().map(|run| agent.is_registered(kind(on_gpu), run)).collect())
+        self.with(py, |agent| Ok::<_, Failure>(agent.is_registered(kind(on_gpu), &runs)))
     }
 
     fn metadata<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyBytes>, Failure> {
@@ -340,6 +358,12 @@ impl NixlAgent {
         let runs = runs(descriptors)?.into_iter().filter(|run| run.bytes > 0);
         runs.map(|run| region_of(&agent, on_gpu, run)).collect()
     }
+}
+
+/// The latest registration of each of these, but for those of no bytes.
+fn latest(agent: &Agent, on_gpu: bool, runs: &[Run]) -> Result<Vec<Option<RegionId>>, Failure> {
+    let region = |run: &Run| (run.bytes > 0).then(|| region_of(agent, on_gpu, *run)).transpose();
+    runs.iter().map(region).collect()
 }
 
 /// The latest registration of this very memory.

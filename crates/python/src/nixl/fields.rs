@@ -9,6 +9,7 @@ const BACKEND: &str = "kvferry.nixl._errors.nixlBackendError";
 const INVALID: &str = "kvferry.nixl._errors.nixlInvalidParamError";
 const NOT_FOUND: &str = "kvferry.nixl._errors.nixlNotFoundError";
 const DISCONNECTED: &str = "kvferry.nixl._errors.nixlRemoteDisconnectError";
+const NOT_ALLOWED: &str = "kvferry.nixl._errors.nixlNotAllowedError";
 const ACTIVE: &str = "kvferry.nixl._errors.nixlRepostActiveError";
 const UNSUPPORTED: &str = "kvferry.nixl._errors.nixlNotSupportedError";
 const MISMATCH: &str = "kvferry.nixl._errors.nixlMismatchError";
@@ -98,6 +99,7 @@ impl Describe for Failure {
     fn describe(&self) -> Described {
         let class = match self {
             Self::Cancelled => CANCELLED,
+            Self::Busy { .. } => NOT_ALLOWED,
             Self::Disconnected { .. } | Self::Silent { .. } => DISCONNECTED,
             Self::Refused { .. } | Self::Wire(PutError::Withdrawn { .. } | PutError::Refused { .. }) => NOT_FOUND,
             _ => BACKEND,

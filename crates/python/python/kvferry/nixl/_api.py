@@ -292,12 +292,19 @@ class nixl_agent:
         """Waits for transfers that use it. When it returns nothing reads or writes the memory for this agent any more.
 
         Of memory that was registered several times, what ends is the registration that returned this very list, or, if it is
-        another list of the same memory, the latest."""
+        another list of the same memory, the latest.
+
+        Raises :class:`nixlRepostActiveError` for memory that is still in use after ``release_timeout``. The rest of the list is
+        deregistered then, and another call waits on."""
         self._check(backends)
-        descs = _listed(dereg_list, nixlBind.nixlRegDList)
-        registration = descs.registrations.pop() if descs.registrations else None
-        timeout = self._config.release_timeout
-        self._agent().deregister(_on_gpu(descs.getType()), descs.rows().tobytes(), registration, timeout)
+        descs, agent = _listed(dereg_list, nixlBind.nixlRegDList), self._agent()
+        on_gpu, rows = _on_gpu(descs.getType()), descs.rows().tobytes()
+        registration = descs.registrations.pop() if descs.registrations else agent.registration(on_gpu, rows)
+        try:
+            agent.deregister(on_gpu, rows, registration, self._config.release_timeout)
+        except BaseException:
+            descs.registrations.append(registration)  # what is left of it
+            raise
 
     def query_memory(
         self, reg_list: Descs, backend: str, mem_type: Optional[str] = None

@@ -39,7 +39,7 @@ def reg_descs(descs: Descs, mem_type: Optional[nixlBind.nixl_mem_t]) -> Optional
         logger.error("%s", refused)
         return None
     if listed is not descs and (_is_tensor(descs) or (len(descs) and _is_tensor(descs[0]))):
-        listed.owner = descs
+        listed.owner = descs if _is_tensor(descs) else tuple(descs)  # the list is the caller's, who may empty it
     return listed
 
 
