@@ -21,12 +21,12 @@ const PIECES_MAX: usize = 1 << 10;
 /// A control message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Message {
-    /// First on every connection: who speaks, and where it is to be answered.
-    Hello { name: String, address: Vec<u8>, answer: bool },
+    /// First on every connection: who speaks, where it is to be answered, and how many connections it has made.
+    Hello { name: String, address: Vec<u8>, answer: bool, connection: u64 },
     /// To a hello that asks for it.
     Welcome,
-    /// The sender goes, or does not want to hear any more.
-    Bye,
+    /// The sender goes, or does not want to hear any more: last on that connection. It may arrive behind the hello of the next one.
+    Bye { connection: u64 },
     /// Memory of the sender that its reads are to be pushed to.
     Region(RegionCard),
     /// Push these parts to me. In several messages if they are many: `last` ends them.

@@ -8,7 +8,7 @@ use xxhash_rust::xxh3::xxh3_64;
 const MAGIC: [u8; 4] = *b"KVFN";
 
 /// Of the metadata and of the messages between agents.
-pub(crate) const AGENT_VERSION: u16 = 1;
+pub(crate) const AGENT_VERSION: u16 = 2;
 
 /// Magic, version, digest of the rest.
 const HEADER_BYTES: usize = 4 + 2 + 8;

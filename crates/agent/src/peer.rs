@@ -14,6 +14,8 @@ pub(crate) struct Peer {
     pub(crate) address: Option<Vec<u8>>,
     /// When it has greeted, as the state counts.
     pub(crate) greeted: u64,
+    /// The last of its connections on which it has greeted, as it counts them.
+    pub(crate) caller: u64,
     /// Whether its metadata was added here: then transfers may name it.
     pub(crate) added: bool,
     /// Whether the connection is to be closed when nothing depends on it any more.
@@ -29,6 +31,8 @@ pub(crate) struct Peer {
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) endpoint: EndpointId,
+    /// As this agent counts its connections.
+    pub(crate) number: u64,
     pub(crate) imported: BTreeMap<RegionId, RemoteRegion>,
     /// This side's memory that the peer was told of.
     pub(crate) told: BTreeSet<RegionId>,
@@ -41,7 +45,7 @@ pub(crate) struct Connection {
 impl Peer {
     pub(crate) fn new(name: Arc<str>, address: Option<Vec<u8>>) -> Self {
         let (cards, asked_for) = (BTreeMap::new(), BTreeMap::new());
-        Self { name, address, greeted: 0, added: false, leaving: false, cards, asked_for, connection: None }
+        Self { name, address, greeted: 0, caller: 0, added: false, leaving: false, cards, asked_for, connection: None }
     }
 
     /// Takes in what its metadata says.
@@ -73,9 +77,9 @@ impl Peer {
 }
 
 impl Connection {
-    pub(crate) fn new(endpoint: EndpointId) -> Self {
+    pub(crate) fn new(endpoint: EndpointId, number: u64) -> Self {
         let (imported, told, not_pulled) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
-        Self { endpoint, imported, told, not_pulled, welcomed: false }
+        Self { endpoint, number, imported, told, not_pulled, welcomed: false }
     }
 }
 

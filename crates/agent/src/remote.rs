@@ -89,20 +89,22 @@ impl Shared {
         let connected = self.worker().connect(&address, epoch);
         let endpoint = connected.map_err(|source| RemoteError::Command { name: name.clone(), source })?;
         let mut state = self.state.lock();
+        state.connections += 1;
+        let number = state.connections;
         let Some(peer) = state.peers.get_mut(&epoch) else {
             drop(state);
             let _ = self.worker().close(endpoint);
             return Err(RemoteError::Disconnected { name });
         };
-        peer.connection = Some(Connection::new(endpoint));
+        let connection = peer.connection.insert(Connection::new(endpoint, number));
+        self.greet(connection, false);
         state.endpoints.insert(endpoint, epoch);
-        self.greet(endpoint, false);
         Ok(endpoint)
     }
 
-    fn greet(&self, endpoint: EndpointId, answer: bool) {
+    fn greet(&self, connection: &Connection, answer: bool) {
         let (name, address) = (self.name.to_string(), self.worker().address().to_owned());
-        self.say(endpoint, &Message::Hello { name, address, answer });
+        self.say(connection.endpoint, &Message::Hello { name, address, answer, connection: connection.number });
     }
 
     /// Makes a peer's memory reachable on a connection. Not on the progress thread.
@@ -111,10 +113,8 @@ impl Shared {
         for card in cards {
             let name = {
                 let state = self.state.lock();
-                let peer = state.peers.get(&epoch);
-                let name = peer.map(|peer| peer.name.to_string()).unwrap_or_default();
-                let connection = peer.and_then(|peer| peer.connection.as_ref());
-                match connection.filter(|connection| connection.endpoint == endpoint) {
+                let name = state.peers.get(&epoch).map(|peer| peer.name.to_string()).unwrap_or_default();
+                match state.connection(epoch, endpoint) {
                     Some(connection) if connection.imported.contains_key(&card.id()) => continue,
                     Some(_) => name,
                     None => return Err(RemoteError::Disconnected { name }),
@@ -138,20 +138,16 @@ impl Shared {
         let deadline = Instant::now() + timeout;
         let epoch = self.epoch_of(name)?;
         let endpoint = self.link(epoch)?;
-        self.greet(endpoint, true);
+        let gone = || RemoteError::Disconnected { name: name.to_owned() };
+        self.greet(self.state.lock().connection(epoch, endpoint).ok_or_else(gone)?, true);
         self.carry_out();
         let mut state = self.state.lock();
-        loop {
-            let connection = state.peers.get(&epoch).and_then(|peer| peer.connection.as_ref());
-            match connection.filter(|connection| connection.endpoint == endpoint) {
-                None => return Err(RemoteError::Disconnected { name: name.to_owned() }),
-                Some(connection) if connection.welcomed => return Ok(()),
-                Some(_) => {}
-            }
+        while !state.connection(epoch, endpoint).ok_or_else(gone)?.welcomed {
             if self.answered.wait_until(&mut state, deadline).timed_out() {
                 return Err(RemoteError::Silent { name: name.to_owned(), waited: timeout });
             }
         }
+        Ok(())
     }
 
     /// Whether the metadata of the remote agent tells of memory around all of these runs.

@@ -19,7 +19,7 @@ use crate::memory::Register;
 use crate::message::{MESSAGE, Message, NOTIFY, WRITE};
 use crate::notification::{Notification, Notifications};
 use crate::options::AgentOptions;
-use crate::peer::Peer;
+use crate::peer::{Connection, Peer};
 use crate::read::Read;
 use crate::serve::Serving;
 use crate::transfer::{Inner, Operation};
@@ -79,10 +79,20 @@ pub(crate) struct State {
     pub(crate) flights: HashMap<TransferId, Flight>,
     /// Reads that peers were asked to push, and small writes that they have not answered.
     pub(crate) reads: HashMap<u64, Read>,
+    /// Connections that were ever made.
+    pub(crate) connections: u64,
     /// Greetings that were heard.
     pub(crate) greetings: u64,
     /// Reads that are pushed for peers, by epoch and the peer's number.
     pub(crate) serving: BTreeMap<(u64, u64), Serving>,
+}
+
+impl State {
+    /// The connection to a peer, if it is still this one.
+    pub(crate) fn connection(&self, epoch: u64, endpoint: EndpointId) -> Option<&Connection> {
+        let connection = self.peers.get(&epoch)?.connection.as_ref()?;
+        (connection.endpoint == endpoint).then_some(connection)
+    }
 }
 
 /// Whose a transfer of the wire is.
@@ -305,16 +315,18 @@ impl Shared {
 
     fn hear_message(&self, epoch: u64, message: Message) {
         match message {
-            Message::Hello { name, address, answer } => self.greeted(epoch, &name, address, answer),
+            Message::Hello { name, address, answer, connection } => {
+                self.greeted(epoch, &name, address, answer, connection);
+            }
             Message::Welcome => {
                 let mut state = self.state.lock();
                 let connection = state.peers.get_mut(&epoch).and_then(|peer| peer.connection.as_mut());
                 connection.into_iter().for_each(|connection| connection.welcomed = true);
                 self.answered.notify_all();
             }
-            Message::Bye => {
+            Message::Bye { connection } => {
                 let mut state = self.state.lock();
-                if state.peers.get(&epoch).is_some_and(|peer| !peer.added) {
+                if state.peers.get(&epoch).is_some_and(|peer| !peer.added && peer.caller <= connection) {
                     self.forget_peer(&mut state, epoch);
                 }
             }
@@ -328,7 +340,7 @@ impl Shared {
     }
 
     /// An agent that connects says who it is. An earlier life of it that was not added here has nothing more to say.
-    fn greeted(&self, epoch: u64, name: &str, address: Vec<u8>, answer: bool) {
+    fn greeted(&self, epoch: u64, name: &str, address: Vec<u8>, answer: bool, connection: u64) {
         if name.is_empty() || name.len() > crate::metadata::NAME_BYTES_MAX {
             return tracing::warn!(epoch, bytes = name.len(), "an agent greets with no name");
         }
@@ -347,12 +359,17 @@ impl Shared {
         state.greetings += 1;
         let greeted = state.greetings;
         match state.peers.get_mut(&epoch) {
-            Some(peer) if *peer.name == *name => (peer.address, peer.greeted) = (Some(address), greeted),
+            Some(peer) if *peer.name == *name => {
+                (peer.address, peer.greeted, peer.caller) = (Some(address), greeted, peer.caller.max(connection));
+            }
             Some(_) => return tracing::warn!(epoch, name, "an agent greets with another name"),
             None if full => {
                 return tracing::error!(epoch, name, "too many agents have greeted this one");
             }
-            None => drop(state.peers.insert(epoch, Peer { greeted, ..Peer::new(name.into(), Some(address)) })),
+            None => {
+                let peer = Peer { greeted, caller: connection, ..Peer::new(name.into(), Some(address)) };
+                state.peers.insert(epoch, peer);
+            }
         }
         drop(state);
         if answer {
@@ -375,22 +392,30 @@ impl Shared {
 
     /// Closes the connection to a peer, if there is one, and knows it no more.
     pub(crate) fn forget_peer(&self, state: &mut State, epoch: u64) {
-        let endpoint = state.peers.remove(&epoch).and_then(|peer| peer.endpoint());
-        endpoint.map(|endpoint| state.endpoints.remove(&endpoint));
+        let connection = state.peers.remove(&epoch).and_then(|peer| peer.connection);
+        connection.as_ref().map(|connection| state.endpoints.remove(&connection.endpoint));
         if !state.endpoints.values().any(|of| *of == epoch) {
             // Nobody will say that it is dead, which ends these otherwise.
             state.serving.retain(|(of, _), serving| *of != epoch || !matches!(serving, Serving::Unsettled));
         }
-        let Some(endpoint) = endpoint else { return };
-        self.say(endpoint, &Message::Bye);
-        let _ = self.worker().close(endpoint); // a worker that has stopped has none
+        let Some(connection) = connection else { return };
+        self.say_bye(&connection);
+        let _ = self.worker().close(connection.endpoint); // a worker that has stopped has none
         self.answered.notify_all();
     }
 
     /// Takes leave of all peers, so that those that were not asked to keep this agent forget it.
     pub(crate) fn say_goodbye(&self) {
         let state = self.state.lock();
-        state.peers.values().filter_map(Peer::endpoint).for_each(|endpoint| self.say(endpoint, &Message::Bye));
+        state
+            .peers
+            .values()
+            .filter_map(|peer| peer.connection.as_ref())
+            .for_each(|connection| self.say_bye(connection));
+    }
+
+    fn say_bye(&self, connection: &Connection) {
+        self.say(connection.endpoint, &Message::Bye { connection: connection.number });
     }
 
     /// The worker has stopped: nothing ends by itself any more.
@@ -471,6 +496,27 @@ mod tests {
     use super::*;
     use crate::{Agent, AgentOptions};
 
+    /// Each connection has a stream of its own, of which none waits for another.
+    #[test]
+    fn a_bye_behind_the_hello_of_the_next_connection_ends_nothing() {
+        let agent = Agent::new("a", AgentOptions::default()).unwrap();
+        let hello = |connection| {
+            let (name, address) = ("caller".to_owned(), agent.shared.worker().address().to_owned());
+            agent.shared.hear_message(1, Message::Hello { name, address, answer: false, connection });
+        };
+        let bye = |connection| agent.shared.hear_message(1, Message::Bye { connection });
+        let is_known = || agent.shared.state.lock().peers.contains_key(&1);
+        hello(1);
+        hello(2);
+        bye(1);
+        assert!(is_known());
+        hello(1);
+        bye(1);
+        assert!(is_known());
+        bye(2);
+        assert!(!is_known());
+    }
+
     #[test]
     fn callers_that_are_gone_make_room_for_others() {
         let agent = Agent::new("a", AgentOptions::default()).unwrap();
@@ -481,8 +527,8 @@ mod tests {
             shared.state.lock().peers.insert(epoch, peer);
         }
         shared.state.lock().greetings = callers;
-        shared.greeted(0, "caller 0", Vec::new(), false); // heard of again
-        shared.greeted(callers, "another", Vec::new(), false);
+        shared.greeted(0, "caller 0", Vec::new(), false, 1); // heard of again
+        shared.greeted(callers, "another", Vec::new(), false, 1);
         let state = shared.state.lock();
         let known = [0, 1, 2, callers].map(|epoch| state.peers.contains_key(&epoch));
         assert_eq!((known, state.peers.len()), ([true, false, true, true], CALLERS_MAX));
