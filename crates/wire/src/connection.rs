@@ -1,7 +1,6 @@
 //! A connection as its worker holds it.
 
 use std::collections::BTreeMap;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,12 +15,13 @@ use crate::cuda::landing::PeerSlab;
 use crate::cuda::pinned::PinnedMapping;
 use crate::cuda::target::{DeviceTarget, Targets};
 use crate::endpoint::{EndpointId, KeyId, RemoteRegion};
+use crate::endpoints::Endpoints;
 use crate::error::{CommandError, PutError};
 use crate::frames::outgoing::{Outgoing, Sender};
 use crate::inbox::message::{Body, ConnectionId, Message};
 use crate::inbox::target::{DESCRIPTION_BYTES_MAX, Peer};
 use crate::process::Process;
-use crate::raw::{Closing, Operation, RawEndpoint, RawWorker};
+use crate::raw::{Closing, Operation, RawEndpoint};
 use crate::region::{OwnerId, RegionCard};
 use crate::route::{CMA_WITH_ERROR_HANDLING, Facts, PUTS_NOT_EMULATED};
 use crate::share::Mapped;
@@ -83,14 +83,14 @@ struct PeerInbox {
 
 impl Connection {
     pub(crate) fn open(
-        worker: &Rc<RawWorker>,
+        endpoints: &Endpoints,
         context: &Context,
         id: EndpointId,
         card: WorkerCard,
         neighbour: Neighbour,
         peer_epoch: u64,
     ) -> Result<Self, CommandError> {
-        let raw = worker.connect(&card.ucx_address).map_err(|source| CommandError::Connect { source })?;
+        let raw = endpoints.connect(&card.ucx_address).map_err(|source| CommandError::Connect { source })?;
         let sound = |card: &InboxCard| {
             card.chunk_bytes > 0 && card.region.bytes > 0 && card.region.base.checked_add(card.region.bytes).is_some()
         };
@@ -264,7 +264,13 @@ impl Connection {
 
     /// Starts to close the connection in an orderly way.
     pub(crate) fn leave(self) -> Leaving {
-        Leaving { connection: self, settled: None, said: false, deadline: Instant::now() + FAREWELL_DEADLINE }
+        Leaving {
+            connection: self,
+            settled: None,
+            said: false,
+            in_order: false,
+            deadline: Instant::now() + FAREWELL_DEADLINE,
+        }
     }
 }
 
@@ -274,6 +280,8 @@ pub(crate) struct Leaving {
     connection: Connection,
     settled: Option<Operation>,
     said: bool,
+    /// All that was posted is out, and the peer has been told.
+    in_order: bool,
     deadline: Instant,
 }
 
@@ -282,7 +290,7 @@ impl Leaving {
         self.connection.id
     }
 
-    /// Whether it is time to cut the connection. A peer that does not answer is not waited for beyond a deadline. While something
+    /// Whether it is time to part with the connection. A peer that does not answer is not waited for beyond a deadline. While something
     /// that was posted on it is `writing` nothing is said yet, nor is there a flush that would cover all of it.
     pub(crate) fn is_over(&mut self, sender: &Sender<'_>, writing: bool) -> bool {
         let connection = &mut self.connection;
@@ -300,12 +308,21 @@ impl Leaving {
                 self.settled = Some(connection.raw.flush());
                 false
             }
-            Some(_) => true,
+            Some(status) => {
+                self.in_order = status == Status::OK;
+                true
+            }
         }
     }
 
-    pub(crate) fn cut(self) -> (Closed, Closing) {
-        (Closed::Caller(self.connection.id, Status::ERR_CANCELED), self.connection.raw.close(true))
+    /// Its endpoint, if that is in good order. Else it has been cut.
+    pub(crate) fn part(self) -> Result<RawEndpoint, (Closed, Closing)> {
+        let raw = self.connection.raw;
+        if self.in_order {
+            Ok(raw)
+        } else {
+            Err((Closed::Caller(self.connection.id, Status::ERR_CANCELED), raw.close(true)))
+        }
     }
 }
 
@@ -316,4 +333,6 @@ pub(crate) enum Closed {
     Caller(EndpointId, Status),
     /// One through which an inbox answered.
     Answer(Peer),
+    /// Nobody's.
+    Spare,
 }

@@ -21,6 +21,7 @@ mod cursor;
 mod delivery;
 mod direct;
 mod endpoint;
+mod endpoints;
 mod error;
 mod event;
 mod forked;

@@ -19,6 +19,7 @@ use crate::cuda::driver::CudaOpenError;
 use crate::cuda::route::Carriers;
 use crate::direct::Copiers;
 use crate::endpoint::{EndpointId, KeyId, Lane};
+use crate::endpoints::Endpoints;
 use crate::error::{CommandError, OpenError};
 use crate::event::{Event, TransferId};
 use crate::frame::{self, Audience, Frame, FrameError};
@@ -33,7 +34,7 @@ use crate::inflight::{InFlight, Means};
 use crate::listener::Listener;
 use crate::permits::{Permit, Permits};
 use crate::process::Process;
-use crate::raw::{Closing, RawWorker};
+use crate::raw::{Closing, RawEndpoint, RawWorker};
 use crate::region::RegionCard;
 use crate::service::Service;
 use crate::stage::stage;
@@ -124,6 +125,7 @@ pub(crate) struct Progress {
     listener: Listener,
     /// What UCX wakes with.
     event_fd: Arc<OwnedFd>,
+    endpoints: Rc<Endpoints>,
     connections: BTreeMap<EndpointId, Connection>,
     /// Connections that were ever made.
     connected: u64,
@@ -176,7 +178,8 @@ impl Progress {
         let worker = RawWorker::create(context.clone())?;
         let event_fd = Arc::new(worker.event_fd()?.try_clone_to_owned()?);
         let gpu = context.gpu().map(Carriers::start).transpose().map_err(CudaOpenError::from)?;
-        let service = Service::new(&context, &worker, gpu.as_ref().map(Carriers::incoming), permits)?;
+        let endpoints = Rc::new(Endpoints::new(worker.clone()));
+        let service = Service::new(&context, &endpoints, gpu.as_ref().map(Carriers::incoming), permits)?;
         let (inbox, slab) = (service.inbox_card(), service.slab_card());
         let address = WorkerCard::new(context.ucx_version(), worker.address()?, inbox, slab).to_bytes();
         let rings = Rings::new(context.options().stall_deadline);
@@ -187,6 +190,7 @@ impl Progress {
             commands,
             listener,
             event_fd,
+            endpoints,
             connections: BTreeMap::new(),
             connected: 0,
             leaving: Vec::new(),
@@ -303,7 +307,7 @@ impl Progress {
         let sender = Sender { epoch: self.epoch, address: &self.address, unsent: &self.unsent };
         match command {
             Command::Connect { endpoint, card, neighbour, peer_epoch, reply } => {
-                match Connection::open(&self.worker, &self.context, endpoint, *card, neighbour, peer_epoch) {
+                match Connection::open(&self.endpoints, &self.context, endpoint, *card, neighbour, peer_epoch) {
                     // A caller that has given up would not know of it.
                     Ok(connection) if reply.send(Ok(())).is_err() => self.leaving.push(connection.leave()),
                     Ok(connection) => {
@@ -369,6 +373,7 @@ impl Progress {
         if look {
             self.looked = Instant::now();
             self.service.recover();
+            self.close_spare(self.endpoints.take_failed());
             self.rings.look(self.looked);
         }
         let failed = self.connections.iter().map(|(id, connection)| (*id, connection.failure(look)));
@@ -395,6 +400,7 @@ impl Progress {
 
     fn fail(&mut self, connection: Connection, status: Status) {
         let (endpoint, epoch) = (connection.id, connection.peer_epoch);
+        self.close_spare(self.endpoints.take_of(connection.raw.address()));
         self.watched.extend(connection.process.map(|process| Watched { endpoint, epoch, process, dead: false }));
         self.closing.push((Closed::Caller(endpoint, status), connection.raw.close(true)));
         self.tell(Event::EndpointFailed { endpoint, status });
@@ -612,12 +618,12 @@ impl Progress {
             (Body::Refused { refusal, .. }, Some(transfer)) => transfer.refused(refusal),
             (body, _) => {
                 let answer = self.service.hear(peer, body);
-                self.closing.extend(answer.map(|raw| (Closed::Answer(peer), raw.close(true))));
+                answer.into_iter().for_each(|raw| self.keep(raw));
             }
         }
     }
 
-    /// Cuts the connections that have been left in good order, or have taken too long.
+    /// Parts with the connections that have been left in good order, or have taken too long.
     fn cut_left(&mut self) {
         let sender = Sender { epoch: self.epoch, address: &self.address, unsent: &self.unsent };
         let transfers = &self.transfers;
@@ -627,7 +633,20 @@ impl Progress {
             leaving.is_over(&sender, writing)
         };
         let over: Vec<Leaving> = self.leaving.extract_if(.., is_over).collect();
-        self.closing.extend(over.into_iter().map(Leaving::cut));
+        for leaving in over {
+            match leaving.part() {
+                Ok(endpoint) => self.keep(endpoint),
+                Err(closing) => self.closing.push(closing),
+            }
+        }
+    }
+
+    fn keep(&mut self, endpoint: RawEndpoint) {
+        self.close_spare(self.endpoints.keep(endpoint));
+    }
+
+    fn close_spare(&mut self, spare: impl IntoIterator<Item = RawEndpoint>) {
+        self.closing.extend(spare.into_iter().map(|endpoint| (Closed::Spare, endpoint.close(true))));
     }
 
     fn reap_closed(&mut self) {
@@ -664,6 +683,7 @@ impl Progress {
         self.turn_until(|own| own.leaving.is_empty() && own.worker.is_settled());
         let answers = self.service.take_all().into_iter();
         self.closing.extend(answers.map(|(peer, raw)| (Closed::Answer(peer), raw.close(true))));
+        self.close_spare(self.endpoints.take_all());
         let was_settled = self.worker.is_settled();
         self.turn_until(|own| {
             let closed = own.leaving.is_empty() && own.closing.is_empty() && own.transfers.is_empty();

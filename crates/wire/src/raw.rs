@@ -184,7 +184,8 @@ impl RawWorker {
         let status = unsafe { self.ucx().ucp_ep_create(self.raw.as_ptr(), &raw const params, &raw mut raw) };
         match NonNull::new(raw) {
             Some(raw) if status == Status::OK => {
-                Ok(RawEndpoint { keys: BTreeMap::new(), raw, failure, worker: self.clone() })
+                let (keys, address) = (BTreeMap::new(), address.into());
+                Ok(RawEndpoint { keys, raw, address, failure, worker: self.clone() })
             }
             _ => {
                 release_failure(&failure);
@@ -234,11 +235,18 @@ impl Inbound {
 pub(crate) struct RawEndpoint {
     keys: BTreeMap<KeyId, NonNull<ucx_sys::ucp_rkey>>,
     raw: NonNull<ucx_sys::ucp_ep>,
+    /// What it was made with.
+    address: Box<[u8]>,
     failure: Rc<Cell<Status>>,
     worker: Rc<RawWorker>, // last: the endpoint and its keys are its
 }
 
 impl RawEndpoint {
+    /// Where the worker is that it leads to.
+    pub(crate) fn address(&self) -> &[u8] {
+        &self.address
+    }
+
     /// [`Status::OK`] until UCX reports the peer as failed.
     pub(crate) fn failure(&self) -> Status {
         self.failure.get()
@@ -368,7 +376,8 @@ impl RawEndpoint {
         Closing { operation, endpoint: self }
     }
 
-    fn destroy_keys(&mut self) {
+    /// Lets go of all keys. No put may be outstanding.
+    pub(crate) fn destroy_keys(&mut self) {
         for (_, key) in std::mem::take(&mut self.keys) {
             // SAFETY: the key came from `ucp_ep_rkey_unpack` and is released only here, when no put uses it.
             unsafe { self.worker.ucx().ucp_rkey_destroy(key.as_ptr()) }

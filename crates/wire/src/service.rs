@@ -11,13 +11,14 @@ use ucx_sys::Status;
 use crate::address::{InboxCard, WorkerCard};
 use crate::context::Context;
 use crate::cuda::incoming::Incoming;
+use crate::endpoints::Endpoints;
 use crate::error::RegionError;
 use crate::frames::outgoing::{Outgoing, Sender};
 use crate::inbox::message::{Body, Message, Refusal};
 use crate::inbox::target::{Inbox, Peer, Reply};
 use crate::permits::{Permit, Permits};
 use crate::process::Process;
-use crate::raw::{RawEndpoint, RawWorker};
+use crate::raw::RawEndpoint;
 
 pub(crate) struct Service {
     context: Context,
@@ -32,7 +33,7 @@ pub(crate) struct Service {
     /// Processes of this host whose connections have failed here, and which may not know yet: see [`forget`](Self::forget).
     doubtful: BTreeMap<Peer, Process>,
     replies: Vec<Reply>,
-    worker: Rc<RawWorker>, // last: the endpoints are its
+    endpoints: Rc<Endpoints>,
 }
 
 /// What a source is answered through.
@@ -46,7 +47,7 @@ struct Answer {
 impl Service {
     pub(crate) fn new(
         context: &Context,
-        worker: &Rc<RawWorker>,
+        endpoints: &Rc<Endpoints>,
         gpu: Option<&Rc<Incoming>>,
         permits: Arc<Permits>,
     ) -> Result<Self, RegionError> {
@@ -61,7 +62,7 @@ impl Service {
             answers: BTreeMap::new(),
             doubtful: BTreeMap::new(),
             replies: Vec::new(),
-            worker: worker.clone(),
+            endpoints: endpoints.clone(),
         })
     }
 
@@ -82,7 +83,7 @@ impl Service {
         [&self.inbox, &self.slab].into_iter().flatten().any(Inbox::is_scattering)
     }
 
-    /// A source says something. Returns the endpoint that answered it, if it has said goodbye: to be closed, then forgotten.
+    /// A source says something. Returns the endpoint that answered it, if it has said goodbye.
     pub(crate) fn hear(&mut self, peer: Peer, body: Body) -> Option<RawEndpoint> {
         if self.inbox.is_none() && self.slab.is_none() {
             return None;
@@ -106,7 +107,7 @@ impl Service {
                     new |= inbox.welcome(peer);
                 }
                 if new {
-                    match self.worker.connect(&card.ucx_address) {
+                    match self.endpoints.connect(&card.ucx_address) {
                         Ok(endpoint) => {
                             let share = card.inbox.and_then(|inbox| inbox.region.share);
                             let process = share.and_then(|share| share.owner());
@@ -159,7 +160,10 @@ impl Service {
             }
             Body::Bye => {
                 self.inboxes().for_each(|inbox| inbox.farewell(peer));
-                return self.answers.remove(&peer).map(|answer| answer.endpoint);
+                // One that has failed is forgotten when it is closed.
+                let answer = self.answers.remove(&peer)?;
+                self.forget(peer);
+                return Some(answer.endpoint);
             }
             // What an inbox says is not said to one.
             Body::Grant { .. }

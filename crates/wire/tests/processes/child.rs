@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use kvferry_test_process::{Answers, Process, cpu_seconds, footprint, serve, setup};
@@ -84,9 +85,19 @@ impl Target {
         Self::start_with(Setup { transports: None, runs, epoch, bytes })
     }
 
+    /// One whose UCX asks after its endpoints all the time.
+    pub(crate) fn start_asking(transports: Option<&str>, epoch: u64, bytes: u64) -> Self {
+        let setup = Setup { transports: transports.map(str::to_owned), runs: false, epoch, bytes };
+        Self::start_in(setup, |command| drop(command.env("UCX_KEEPALIVE_INTERVAL", "10ms")))
+    }
+
     fn start_with(setup: Setup) -> Self {
+        Self::start_in(setup, |_| {})
+    }
+
+    fn start_in(setup: Setup, adapt: impl FnOnce(&mut Command)) -> Self {
         let epoch = setup.epoch;
-        let (mut process, mut answers) = Process::start("child::target", &setup, |_| {});
+        let (mut process, mut answers) = Process::start("child::target", &setup, adapt);
         process.tell(&Ask::Card);
         let Some(Answer::Card { address, card }) = answers.next() else { panic!("no card") };
         Self { address, epoch, card, process, answers }

@@ -76,3 +76,36 @@ fn a_region_that_its_owner_has_given_up_is_refused_by_name() {
         }
     }
 }
+
+/// UCX pairs the endpoints of two workers by their numbers, whichever connections they serve: one that is closed must not take the
+/// answers to another with it.
+#[test]
+fn a_connection_that_is_closed_does_not_end_others_to_its_peer() {
+    const MOMENT: Duration = Duration::from_millis(100);
+    for way in WAYS {
+        let target = Target::start_asking(way.0, 1, BYTES);
+        let end = End::start(way, BYTES, DEADLINE);
+        let mut transfer = 0;
+        let mut put = |endpoint, remote| {
+            let start = Instant::now();
+            while start.elapsed() < MOMENT {
+                transfer += 1;
+                end.put(endpoint, TransferId(transfer), end.part(remote, 64));
+                end.done(TransferId(transfer)).unwrap_or_else(|error| panic!("{way:?}: {error:?}"));
+            }
+        };
+        // Closed before the peer had anything to answer.
+        let silent = end.worker.connect(&target.address, target.epoch).unwrap();
+        end.worker.send(silent, 1, Vec::new()).unwrap();
+        end.worker.close(silent).unwrap();
+        let (first, to_first) = end.connect(&target);
+        put(first, to_first);
+        // And after it has, behind and before another.
+        let (second, to_second) = end.connect(&target);
+        end.worker.close(first).unwrap();
+        put(second, to_second);
+        let (third, _) = end.connect(&target);
+        end.worker.close(third).unwrap();
+        put(second, to_second);
+    }
+}
