@@ -262,10 +262,11 @@ impl Connection {
         self.pass_on(sender, &Message { connection: ConnectionId(self.id.0), body });
     }
 
-    /// Starts to close the connection in an orderly way.
-    pub(crate) fn leave(self) -> Leaving {
+    /// Starts to close the connection in an orderly way. `status` is why.
+    pub(crate) fn leave(self, status: Status) -> Leaving {
         Leaving {
             connection: self,
+            status,
             settled: None,
             said: false,
             in_order: false,
@@ -278,6 +279,7 @@ impl Connection {
 /// not before, or a late put would hit whoever is granted them next.
 pub(crate) struct Leaving {
     connection: Connection,
+    status: Status,
     settled: Option<Operation>,
     said: bool,
     /// All that was posted is out, and the peer has been told.
@@ -288,6 +290,10 @@ pub(crate) struct Leaving {
 impl Leaving {
     pub(crate) fn id(&self) -> EndpointId {
         self.connection.id
+    }
+
+    pub(crate) fn status(&self) -> Status {
+        self.status
     }
 
     /// Whether it is time to part with the connection. A peer that does not answer is not waited for beyond a deadline. While something
@@ -318,11 +324,7 @@ impl Leaving {
     /// Its endpoint, if that is in good order. Else it has been cut.
     pub(crate) fn part(self) -> Result<RawEndpoint, (Closed, Closing)> {
         let raw = self.connection.raw;
-        if self.in_order {
-            Ok(raw)
-        } else {
-            Err((Closed::Caller(self.connection.id, Status::ERR_CANCELED), raw.close(true)))
-        }
+        if self.in_order { Ok(raw) } else { Err((Closed::Caller(self.connection.id, self.status), raw.close(true))) }
     }
 }
 

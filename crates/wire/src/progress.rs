@@ -25,7 +25,7 @@ use crate::event::{Event, TransferId};
 use crate::frame::{self, Audience, Frame, FrameError};
 use crate::frames::arriving::Arriving;
 use crate::frames::incoming::{Rings, Turn};
-use crate::frames::outgoing::Sender;
+use crate::frames::outgoing::{Outgoing, Sender};
 use crate::frames::ring::Damaged;
 use crate::inbox::message::{Body, Message, StreamId};
 use crate::inbox::outbox::Outbox;
@@ -309,7 +309,9 @@ impl Progress {
             Command::Connect { endpoint, card, neighbour, peer_epoch, reply } => {
                 match Connection::open(&self.endpoints, &self.context, endpoint, *card, neighbour, peer_epoch) {
                     // A caller that has given up would not know of it.
-                    Ok(connection) if reply.send(Ok(())).is_err() => self.leaving.push(connection.leave()),
+                    Ok(connection) if reply.send(Ok(())).is_err() => {
+                        self.leaving.push(connection.leave(Status::ERR_CANCELED))
+                    }
                     Ok(connection) => {
                         self.connected += 1;
                         self.connections.insert(endpoint, connection);
@@ -360,7 +362,7 @@ impl Progress {
             Command::Close { endpoint } => {
                 self.watched.retain(|watched| watched.endpoint != endpoint);
                 if let Some(connection) = self.connections.remove(&endpoint) {
-                    self.leaving.push(connection.leave());
+                    self.leaving.push(connection.leave(Status::ERR_CANCELED));
                 }
             }
             Command::Stop => self.running = false,
@@ -383,27 +385,37 @@ impl Progress {
             }
         }
         for (peer, raw) in self.service.take_failed() {
-            self.tell_unanswered(peer);
+            self.tell_unanswered(peer, raw.address());
             self.closing.push((Closed::Answer(peer), raw.close(true)));
         }
     }
 
     /// A source that is not answered any more would not know. It is told on a connection that this side has made to it, if there
-    /// is one that has not failed as well.
-    fn tell_unanswered(&mut self, peer: Peer) {
+    /// is one that has not failed as well, or through an endpoint for that alone, if it is known to live.
+    fn tell_unanswered(&mut self, peer: Peer, address: &[u8]) {
         let sender = Sender { epoch: self.epoch, address: &self.address, unsent: &self.unsent };
+        let message = Message { connection: peer.connection, body: Body::Unanswered };
         let mut to_peer = self.connections.values_mut().filter(|connection| connection.peer_epoch == peer.epoch);
         if let Some(own) = to_peer.find(|connection| connection.failure(true) == Status::OK) {
-            own.pass_on(&sender, &Message { connection: peer.connection, body: Body::Unanswered });
+            own.pass_on(&sender, &message);
+        } else if self.service.is_doubtful(peer)
+            && let Ok(endpoint) = self.endpoints.connect(address)
+        {
+            Outgoing::new(0).say(&endpoint, &sender, peer.epoch, &message);
+            self.keep(endpoint);
         }
     }
 
     fn fail(&mut self, connection: Connection, status: Status) {
         let (endpoint, epoch) = (connection.id, connection.peer_epoch);
         self.close_spare(self.endpoints.take_of(connection.raw.address()));
-        self.watched.extend(connection.process.map(|process| Watched { endpoint, epoch, process, dead: false }));
+        self.watch(endpoint, epoch, connection.process);
         self.closing.push((Closed::Caller(endpoint, status), connection.raw.close(true)));
         self.tell(Event::EndpointFailed { endpoint, status });
+    }
+
+    fn watch(&mut self, endpoint: EndpointId, epoch: u64, process: Option<Process>) {
+        self.watched.extend(process.map(|process| Watched { endpoint, epoch, process, dead: false }));
     }
 
     /// Says which peers are dead for certain. Called when a look at UCX has found nothing more to take in: the kernel has
@@ -448,7 +460,7 @@ impl Progress {
             let (transfer, _) = &mut self.transfers[index];
             let connection = match self.connections.get_mut(&transfer.endpoint) {
                 Some(connection) => Ok(connection),
-                None => Err(closed_because(&self.closing, transfer.endpoint)),
+                None => Err(closed_because(&self.leaving, &self.closing, transfer.endpoint)),
             };
             let before = transfer.moved_bytes();
             let sender = Sender { epoch: self.epoch, address: &self.address, unsent: &self.unsent };
@@ -600,9 +612,13 @@ impl Progress {
                     connection.add_ahead(chunks);
                 }
             }
+            // The peer lives, and hears: this side leaves in good order, which gives the peer back what it has granted.
             (Body::Unanswered, _) if from_peer => {
-                if let Some(connection) = self.connections.remove(&endpoint) {
-                    self.fail(connection, Status::ERR_CONNECTION_RESET);
+                if let Some(mut connection) = self.connections.remove(&endpoint) {
+                    let (epoch, status) = (connection.peer_epoch, Status::ERR_CONNECTION_RESET);
+                    self.watch(endpoint, epoch, connection.process.take());
+                    self.leaving.push(connection.leave(status));
+                    self.tell(Event::EndpointFailed { endpoint, status });
                 }
             }
             (Body::Bell, _) => self.rung = true,
@@ -677,7 +693,7 @@ impl Progress {
         // complete; 1.22 has aborted in `ucp_worker_destroy` over one of cma.
         let cut_short = !self.transfers.is_empty();
         let connections = std::mem::take(&mut self.connections).into_values();
-        self.leaving.extend(connections.map(Connection::leave));
+        self.leaving.extend(connections.map(|connection| connection.leave(Status::ERR_CANCELED)));
         // What a peer still connects to is closed, and the worker destroyed, when the connection stands. Whoever leaves here has sent
         // something by then, which counts as well.
         self.turn_until(|own| own.leaving.is_empty() && own.worker.is_settled());
@@ -725,7 +741,10 @@ fn pin(cpu: usize) -> Result<(), OpenError> {
 }
 
 /// Why an endpoint is no longer there: the peer's failure, else that this side closed it.
-fn closed_because(closing: &[(Closed, Closing)], endpoint: EndpointId) -> Status {
+fn closed_because(leaving: &[Leaving], closing: &[(Closed, Closing)], endpoint: EndpointId) -> Status {
+    if let Some(leaving) = leaving.iter().find(|leaving| leaving.id() == endpoint) {
+        return leaving.status();
+    }
     let of_endpoint = |(whose, _): &(Closed, Closing)| match whose {
         Closed::Caller(id, status) if *id == endpoint => Some(*status),
         _ => None,

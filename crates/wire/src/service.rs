@@ -160,6 +160,9 @@ impl Service {
             }
             Body::Bye => {
                 self.inboxes().for_each(|inbox| inbox.farewell(peer));
+                // It may have been lost before.
+                self.doubtful.remove(&peer);
+                self.inboxes().for_each(|inbox| inbox.recover(peer));
                 // One that has failed is forgotten when it is closed.
                 let answer = self.answers.remove(&peer)?;
                 self.forget(peer);
@@ -240,12 +243,17 @@ impl Service {
     /// copies by itself, for as long as its own end of the connection has not failed: what it may write is nobody's until it
     /// is dead.
     pub(crate) fn forget(&mut self, peer: Peer) {
-        if self.doubtful.get(&peer).is_some_and(|process| !process.has_ended()) {
+        if self.is_doubtful(peer) {
             self.inboxes().for_each(|inbox| inbox.lose(peer));
         } else {
             self.doubtful.remove(&peer);
             self.inboxes().for_each(|inbox| inbox.forget(peer));
         }
+    }
+
+    /// Whether the endpoint that answered `peer` has failed, although its process, of this host, lives.
+    pub(crate) fn is_doubtful(&self, peer: Peer) -> bool {
+        self.doubtful.get(&peer).is_some_and(|process| !process.has_ended())
     }
 
     /// Takes back what was lost to processes that have died since. To be called now and then.

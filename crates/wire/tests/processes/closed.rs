@@ -109,3 +109,36 @@ fn a_connection_that_is_closed_does_not_end_others_to_its_peer() {
         put(second, to_second);
     }
 }
+
+/// A connection that has to be cut may take the answers to another with it: who is not answered any more hears of it, and does not
+/// wait for a deadline.
+#[test]
+fn a_source_whose_answers_were_cut_off_is_told() {
+    for way in WAYS.into_iter().filter(|way| matches!(way.1, Route::Landing | Route::Staged)) {
+        let target = Target::start_asking(way.0, 1, BYTES);
+        let end = End::start(way, BYTES, DEADLINE);
+        // The first endpoint that the target makes, to answer the second connection, is paired with that of the first.
+        let first = end.worker.connect(&target.address, target.epoch).unwrap();
+        let to_first = end.worker.import(first, &target.card).unwrap();
+        end.worker.send(first, 1, Vec::new()).unwrap();
+        let (second, to_second) = end.connect(&target);
+        target.process.stop();
+        end.put(first, TransferId(1), end.part(to_first, BYTES / PIECE));
+        end.worker.close(first).unwrap();
+        let _ = end.done(TransferId(1));
+        std::thread::sleep(Duration::from_millis(700)); // cut
+        target.process.go_on();
+        let start = Instant::now();
+        let mut results = Vec::new();
+        while start.elapsed() < Duration::from_millis(500) && results.last().is_none_or(Result::is_ok) {
+            end.put(second, TransferId(2), end.part(to_second, BYTES / PIECE));
+            results.push(end.done(TransferId(2)));
+        }
+        let took = start.elapsed();
+        println!("{way:?}: {:?} after {took:?}", results.last());
+        assert!(took < DEADLINE / 2, "{way:?}: {took:?}");
+        let (third, to_third) = end.connect(&target);
+        end.put(third, TransferId(3), end.part(to_third, BYTES / PIECE));
+        end.done(TransferId(3)).unwrap_or_else(|error| panic!("{way:?}: {error:?}"));
+    }
+}
