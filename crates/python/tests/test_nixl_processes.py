@@ -138,7 +138,10 @@ def test_a_deregistration_of_which_a_part_is_busy_is_done_by_another_call(pair: 
     os.kill(pair.process.pid, signal.SIGCONT)
     agent._config.release_timeout = PATIENCE
     agent.deregister_memory(both)
-    assert agent.check_xfer_state(handle) == "DONE"
+    end = time.monotonic() + PATIENCE
+    while (state := agent.check_xfer_state(handle)) == "PROC":  # the memory is free first
+        assert time.monotonic() < end
+    assert state == "DONE"
     with pytest.raises(bindings.nixlNotFoundError):
         agent.deregister_memory(agent.get_reg_descs([second], "DRAM"))
 
@@ -208,3 +211,7 @@ def test_a_peer_that_is_removed_amid_transfers_and_added_again(pair: Pair, opera
         pair.memory[:] = turn + 1
         pair.ask(0)
         assert ended(pair.agent, pair.make("WRITE")) == "DONE" and pair.ask("sum") == (turn + 1) * PIECE * PIECES
+        end = time.monotonic() + PATIENCE
+        while not pair.ask("heard") and time.monotonic() < end:
+            pass
+        assert time.monotonic() < end

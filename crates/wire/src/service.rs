@@ -160,9 +160,7 @@ impl Service {
             }
             Body::Bye => {
                 self.inboxes().for_each(|inbox| inbox.farewell(peer));
-                // It may have been lost before.
                 self.doubtful.remove(&peer);
-                self.inboxes().for_each(|inbox| inbox.recover(peer));
                 // One that has failed is forgotten when it is closed.
                 let answer = self.answers.remove(&peer)?;
                 self.forget(peer);

@@ -301,8 +301,10 @@ impl Inbox {
         true
     }
 
-    /// The peer has said goodbye: it has nothing under way into chunks that it was granted, and they go to others at once.
+    /// The peer has said goodbye: it has nothing under way into chunks that it was granted, and they go to others at once. So do those
+    /// that had been lost to it.
     pub(crate) fn farewell(&mut self, peer: Peer) {
+        self.recover(peer);
         let Some(connection) = self.connections.get_mut(&peer) else { return };
         connection.left = true;
         let ahead = std::mem::take(&mut connection.ahead);
@@ -332,7 +334,7 @@ impl Inbox {
         }
     }
 
-    /// A lost peer is certain not to write any more.
+    /// A lost peer, if it is one, is certain not to write any more.
     pub(crate) fn recover(&mut self, peer: Peer) {
         let back: Vec<_> = self.lost.extract_if(.., |(of, _)| *of == peer).collect();
         back.into_iter().for_each(|(_, opened)| self.reclaim(opened));

@@ -139,7 +139,7 @@ fn chunks_that_are_granted_ahead_come_back_when_their_peer_leaves() {
     assert_eq!(ahead(&mut inbox), [(4, 1)]);
 }
 
-/// What a peer was granted that is out of reach but alive goes to nobody else before it is dead.
+/// What a peer was granted that is out of reach but alive goes to nobody else before it is dead, or takes leave.
 #[test]
 fn chunks_that_a_lost_peer_may_write_are_nobodys() {
     let context = context();
@@ -156,6 +156,12 @@ fn chunks_that_a_lost_peer_may_write_are_nobodys() {
     assert_eq!(inbox.free_chunks(), free + 3);
     inbox.recover(peer(1));
     assert_eq!(inbox.free_chunks(), free + 3, "they come back once");
+    assert!(inbox.welcome(peer(3)));
+    inbox.grant();
+    inbox.lose(peer(3));
+    assert_eq!(inbox.free_chunks(), free);
+    inbox.farewell(peer(3));
+    assert_eq!(inbox.free_chunks(), free + 3, "it says that it is done");
 }
 
 /// What becomes of a message on its way.
