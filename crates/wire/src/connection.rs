@@ -300,7 +300,7 @@ impl Leaving {
     /// that was posted on it is `writing` nothing is said yet, nor is there a flush that would cover all of it.
     pub(crate) fn is_over(&mut self, sender: &Sender<'_>, writing: bool) -> bool {
         let connection = &mut self.connection;
-        if connection.raw.failure() != Status::OK || Instant::now() >= self.deadline {
+        if connection.failure(false) != Status::OK || Instant::now() >= self.deadline {
             return true;
         }
         if writing {
@@ -315,7 +315,7 @@ impl Leaving {
                 false
             }
             Some(status) => {
-                self.in_order = status == Status::OK;
+                self.in_order = status == Status::OK && !connection.outgoing.is_broken();
                 true
             }
         }

@@ -249,7 +249,7 @@ pub enum PutError {
     /// [`Worker::cancel`](crate::Worker::cancel): some of the bytes may have been written, none of the others is any more.
     #[error("the transfer was cancelled")]
     Cancelled,
-    /// The peer is gone, or this side closed the endpoint. Connect again.
+    /// The peer is gone or cannot answer any more, or this side closed the endpoint. Connect again.
     #[error("the endpoint failed")]
     Endpoint {
         /// UCX's reason.

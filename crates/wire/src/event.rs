@@ -58,7 +58,7 @@ pub enum Event {
     Frame(Frame),
     /// A message arrived that is no frame for this worker. It was dropped; who sent it is not known.
     BadFrame(FrameError),
-    /// The peer is gone or unreachable. The endpoint closes itself; its transfers end with an error each. Of a peer on this host
+    /// The peer is gone or unreachable, or cannot answer any more. The endpoint closes itself; its transfers end with an error each. Of a peer on this host
     /// [`Event::PeerDied`] follows, however late: [close](crate::Worker::close) the endpoint if that is of no interest.
     EndpointFailed {
         /// The endpoint, dead from now on.

@@ -35,7 +35,7 @@ impl Audience {
     }
 }
 
-/// The frames that leave through one endpoint, by the numbering of the process that sends them. Never used again.
+/// The frames of one sending end of a connection, by the numbering of the process that sends them. Never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct StreamNumber(u64);
 

@@ -217,7 +217,7 @@ impl InFlight {
     ) -> Option<Result<TransferStats, PutError>> {
         let ended = match connection {
             Ok(connection) => self.advance(connection, context, sender, outbox),
-            // The forced close ends the flush too; its request names no memory, so it is not waited for.
+            // A flush is not waited for: its request names no memory.
             Err(source) => {
                 let settled = self.copies_itself();
                 (self.lingering() == 0).then_some(Err(PutError::Endpoint { source, settled }))

@@ -399,7 +399,7 @@ impl Progress {
         if let Some(own) = to_peer.find(|connection| connection.failure(true) == Status::OK) {
             own.pass_on(&sender, &message);
         } else if self.service.is_doubtful(peer)
-            && let Ok(endpoint) = self.endpoints.connect(address)
+            && let Ok(endpoint) = self.endpoints.connect_anew(address)
         {
             Outgoing::new(0).say(&endpoint, &sender, peer.epoch, &message);
             self.keep(endpoint);
@@ -408,14 +408,16 @@ impl Progress {
 
     fn fail(&mut self, connection: Connection, status: Status) {
         let (endpoint, epoch) = (connection.id, connection.peer_epoch);
-        self.close_spare(self.endpoints.take_of(connection.raw.address()));
-        self.watch(endpoint, epoch, connection.process);
+        self.watch(endpoint, epoch, connection.process, connection.raw.address());
         self.closing.push((Closed::Caller(endpoint, status), connection.raw.close(true)));
         self.tell(Event::EndpointFailed { endpoint, status });
     }
 
-    fn watch(&mut self, endpoint: EndpointId, epoch: u64, process: Option<Process>) {
-        self.watched.extend(process.map(|process| Watched { endpoint, epoch, process, dead: false }));
+    /// The connection to a peer has failed.
+    fn watch(&mut self, endpoint: EndpointId, epoch: u64, process: Option<Process>, address: &[u8]) {
+        self.endpoints.doubt(address);
+        let watched = |process| Watched { endpoint, epoch, process, address: address.into(), dead: false };
+        self.watched.extend(process.map(watched));
     }
 
     /// Says which peers are dead for certain. Called when a look at UCX has found nothing more to take in: the kernel has
@@ -437,7 +439,8 @@ impl Progress {
                 && !service.knows(watched.epoch)
         };
         let dead: Vec<Watched> = self.watched.extract_if(.., over).collect();
-        for Watched { endpoint, epoch, .. } in dead {
+        for Watched { endpoint, epoch, address, .. } in dead {
+            self.close_spare(self.endpoints.take_of(&address));
             self.rings.close_of(epoch);
             self.arriving.give_up(epoch);
             self.tell(Event::PeerDied { endpoint });
@@ -616,7 +619,8 @@ impl Progress {
             (Body::Unanswered, _) if from_peer => {
                 if let Some(mut connection) = self.connections.remove(&endpoint) {
                     let (epoch, status) = (connection.peer_epoch, Status::ERR_CONNECTION_RESET);
-                    self.watch(endpoint, epoch, connection.process.take());
+                    let process = connection.process.take();
+                    self.watch(endpoint, epoch, process, connection.raw.address());
                     self.leaving.push(connection.leave(status));
                     self.tell(Event::EndpointFailed { endpoint, status });
                 }
@@ -726,6 +730,8 @@ struct Watched {
     endpoint: EndpointId,
     epoch: u64,
     process: Process,
+    /// The worker's, as UCX has it.
+    address: Box<[u8]>,
     /// The kernel has said so.
     dead: bool,
 }

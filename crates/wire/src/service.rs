@@ -237,7 +237,8 @@ impl Service {
         std::mem::take(&mut self.answers).into_iter().map(|(peer, answer)| (peer, answer.endpoint)).collect()
     }
 
-    /// The endpoint that answered `peer` is closed, and what UCX wrote for the peer is over with it. A process of this host
+    /// The endpoint that answered `peer` is closed, and what UCX wrote for the peer is over with it, as it is behind its goodbye. A
+    /// process of this host
     /// copies by itself, for as long as its own end of the connection has not failed: what it may write is nobody's until it
     /// is dead.
     pub(crate) fn forget(&mut self, peer: Peer) {

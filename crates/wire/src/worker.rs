@@ -65,6 +65,7 @@ const COMMANDS_MAX: usize = 1024;
 /// | the target [revokes](Self::revoke) what it belongs to, landing and staged | `Refused`, when the target has said so | nothing |
 /// | cancel, and the peer is silent | as a stopped peer's | as a stopped peer's |
 /// | [`close`](Self::close) | `Endpoint` with `ERR_CANCELED`, when what was posted has completed or half a second has passed | direct: nothing (`settled`). The others: what was posted or filled, until the peer has read its end of the connection: half a second, if it runs |
+/// | what the peer answers through breaks | `Endpoint` with `ERR_CONNECTION_RESET`, once the peer has said so; `EndpointFailed` | as after `close` |
 /// | the peer is killed before or during | `Endpoint` or `Put`; [`Event::EndpointFailed`] once | nothing: its memory went with it, and copies into what is mapped here are over |
 /// | the peer is killed after | `Ok`, which no later event takes back | nothing |
 /// | the peer is stopped | direct: as ever. The others wait, and are whole if it goes on before [`stall_deadline`](crate::ContextOptions::stall_deadline); else `Endpoint` with `ERR_TIMED_OUT` | what had left this side, whenever the peer goes on |

@@ -23,7 +23,7 @@ pub(crate) struct Sender<'a> {
     pub(crate) unsent: &'a Rc<Cell<u64>>,
 }
 
-/// The frames that leave through one endpoint.
+/// The frames of one sending end of a connection.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     stream: StreamNumber,

@@ -117,7 +117,7 @@ pub(crate) enum Body {
     Ahead {
         chunks: Vec<u32>,
     },
-    /// What the target answers through has failed. Said on another connection, it ends the one that it is about.
+    /// What the target answers through has failed. Said by another way, it ends the connection that it is about.
     Unanswered,
     /// Frames of this stream are to come through a memory file, if it can be mapped.
     Ring {

@@ -69,7 +69,7 @@ pub(crate) struct Inbox {
     lost: Vec<(Peer, Opened)>,
 }
 
-/// Chunks that the GPU is scattering. What it reads and writes is held here, whatever becomes of the connection.
+/// Chunks that the GPU is scattering. What it reads and writes is held here.
 struct Pending {
     peer: Peer,
     stream: StreamId,
@@ -340,8 +340,14 @@ impl Inbox {
         back.into_iter().for_each(|(_, opened)| self.reclaim(opened));
     }
 
-    /// Ends a connection. Returns the chunks that its peer might write.
+    /// Ends a connection, behind what the GPU is scattering of it: nobody could wait for that afterwards. Returns the chunks that its
+    /// peer might write.
     fn part_from(&mut self, peer: Peer) -> Opened {
+        while let Some(stream) =
+            self.scattering.iter().find(|pending| pending.peer == peer).map(|pending| pending.stream)
+        {
+            self.settle_stream(peer, stream);
+        }
         let none = Opened { chunks: Vec::new(), by_gpu: false };
         let Some(connection) = self.connections.remove(&peer) else { return none };
         let in_units = |stream: &Stream| stream.device.is_some() || stream.units.is_some();
@@ -365,10 +371,9 @@ impl Inbox {
         }
     }
 
-    /// Whether a worker of this epoch has a connection here, or the GPU is still scattering what it had sent.
+    /// Whether a worker of this epoch has a connection here.
     pub(crate) fn knows(&self, epoch: u64) -> bool {
         self.connections.keys().any(|peer| peer.epoch == epoch)
-            || self.scattering.iter().any(|pending| pending.peer.epoch == epoch)
     }
 
     /// The next bytes of a description. When it is complete it is checked, and refused or taken.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use kvferry_test_process::{in_time, within};
-use kvferry_wire::{PutError, Route, Status, TransferId};
+use kvferry_wire::{PutError, Route, Status, TransferId, Version};
 
 use crate::child::Target;
 use crate::end::{DEADLINE, End, MANY, PIECE, WAYS, Way};
@@ -137,6 +137,12 @@ fn a_source_whose_answers_were_cut_off_is_told() {
         let took = start.elapsed();
         println!("{way:?}: {:?} after {took:?}", results.last());
         assert!(took < DEADLINE / 2, "{way:?}: {took:?}");
+        if end.context.ucx_version() < Version::new(1, 14, 0) && way.0 != Some("posix,sysv") {
+            // Later releases, and shared memory, hit others, or none.
+            let reset =
+                |error: &PutError| matches!(error, PutError::Endpoint { source: Status::ERR_CONNECTION_RESET, .. });
+            assert!(results.last().is_some_and(|result| result.as_ref().is_err_and(reset)), "{way:?}: {results:?}");
+        }
         let (third, to_third) = end.connect(&target);
         end.put(third, TransferId(3), end.part(to_third, BYTES / PIECE));
         end.done(TransferId(3)).unwrap_or_else(|error| panic!("{way:?}: {error:?}"));
