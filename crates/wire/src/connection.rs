@@ -244,6 +244,11 @@ impl Connection {
         self.outgoing.send(&self.raw, sender, self.peer_epoch, kind, payload);
     }
 
+    /// Passes on frames that wait for room in the ring. Returns whether any went.
+    pub(crate) fn pass_waiting(&mut self, sender: &Sender<'_>) -> bool {
+        self.outgoing.pass_waiting(&self.raw, sender, self.peer_epoch)
+    }
+
     /// Says something to the peer's inbox, after a greeting if it is the first time.
     pub(crate) fn say(&mut self, sender: &Sender<'_>, body: Body) {
         if !self.greeted {
@@ -296,6 +301,11 @@ impl Leaving {
         self.status
     }
 
+    /// See [`Connection::pass_waiting`].
+    pub(crate) fn pass_waiting(&mut self, sender: &Sender<'_>) -> bool {
+        self.connection.pass_waiting(sender)
+    }
+
     /// Whether it is time to part with the connection. A peer that does not answer is not waited for beyond a deadline. While something
     /// that was posted on it is `writing` nothing is said yet, nor is there a flush that would cover all of it.
     pub(crate) fn is_over(&mut self, sender: &Sender<'_>, writing: bool) -> bool {
@@ -303,7 +313,7 @@ impl Leaving {
         if connection.failure(false) != Status::OK || Instant::now() >= self.deadline {
             return true;
         }
-        if writing {
+        if writing || connection.outgoing.waits() {
             return false;
         }
         match self.settled.get_or_insert_with(|| connection.raw.flush()).result() {

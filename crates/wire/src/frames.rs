@@ -9,14 +9,14 @@
 //!   Ring {file}         -> UCX ->           maps the file, and writes into it that it reads from there
 //!   frame 1             -> UCX ->           (sent before the sender has seen that)
 //!   frames 2, 3         -> ring ->
-//!   frame 4             -> UCX ->           (too long, or the ring is full)
+//!   frame 4             -> UCX ->           (longer than the ring)
 //!   frame 5             -> ring ->
 //!   Bell                -> UCX ->           only if the receiver had gone to sleep
 //! ```
 //!
 //! Frames are numbered from the offer on. Both ways keep their order, so the receiver takes whichever has the next number: what
 //! comes by UCX finds all that is before it delivered, or in the ring, and what is in the ring ahead of its turn stays there.
-//! Nothing else is ever held back: a message of UCX says which stream it belongs to before it has come whole, and one whose sender is
+//! What a ring has no room for waits at the sender, and all behind it. Nothing else is ever held back: a message of UCX says which stream it belongs to before it has come whole, and one whose sender is
 //! stopped or killed in the middle of it holds up its own stream.
 //!
 //! The file is the sender's, made for one connection and never used again: nobody else writes to it, and it is freed when both

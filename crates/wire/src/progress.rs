@@ -141,7 +141,7 @@ pub(crate) struct Progress {
     service: Service,
     arriving: Arriving,
     rings: Rings,
-    /// Frames that UCX has accepted and not sent.
+    /// Frames that UCX has accepted and not sent, or that wait for room in a ring.
     unsent: Rc<Cell<u64>>,
     running: bool,
     /// A peer has rung for who sleeps.
@@ -295,6 +295,15 @@ impl Progress {
         busy |= self.step_transfers();
         let sender = Sender { epoch: self.epoch, address: &self.address, unsent: &self.unsent };
         busy |= self.service.step(&sender);
+        if self.unsent.get() > 0 {
+            for connection in self.connections.values_mut() {
+                busy |= connection.pass_waiting(&sender);
+            }
+            for leaving in &mut self.leaving {
+                busy |= leaving.pass_waiting(&sender);
+            }
+            busy |= self.service.pass_waiting(&sender);
+        }
         self.cut_left();
         self.reap_closed();
         if !busy && !self.watched.is_empty() {

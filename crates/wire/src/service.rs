@@ -206,6 +206,15 @@ impl Service {
         busy
     }
 
+    /// Passes on answers that wait for room in a ring. Returns whether any went.
+    pub(crate) fn pass_waiting(&mut self, sender: &Sender<'_>) -> bool {
+        let mut busy = false;
+        for (peer, Answer { endpoint, outgoing, .. }) in &mut self.answers {
+            busy |= outgoing.pass_waiting(endpoint, sender, peer.epoch);
+        }
+        busy
+    }
+
     /// Endpoints whose peers are gone, or out of reach: to be closed, then forgotten.
     pub(crate) fn take_failed(&mut self) -> Vec<(Peer, RawEndpoint)> {
         let failed = self.take(|_, answer| answer.endpoint.failure() != Status::OK || answer.outgoing.is_broken());

@@ -1,6 +1,7 @@
 //! The sending end of a connection: frames in their order, by the ring or by UCX.
 
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 use crate::copy;
@@ -19,7 +20,7 @@ const KIND: u16 = 0;
 pub(crate) struct Sender<'a> {
     pub(crate) epoch: u64,
     pub(crate) address: &'a [u8],
-    /// Frames that UCX has accepted and not sent.
+    /// Frames that UCX has accepted and not sent, or that wait for room in a ring.
     pub(crate) unsent: &'a Rc<Cell<u64>>,
 }
 
@@ -30,6 +31,33 @@ pub(crate) struct Outgoing {
     /// Number of the last frame since the ring was offered.
     number: u64,
     ring: Ring,
+    /// What the ring has no room for, and all behind it. Not by UCX: shared memory of UCX's has one queue for all peers of a process, in
+    /// which one that is stopped stops all.
+    waiting: VecDeque<Waiting>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    number: u64,
+    frame: Vec<u8>,
+    _counted: Unsent,
+}
+
+/// Counts as a frame that has not been sent.
+#[derive(Debug)]
+struct Unsent(Rc<Cell<u64>>);
+
+impl Unsent {
+    fn new(count: &Rc<Cell<u64>>) -> Self {
+        count.set(count.get() + 1);
+        Self(count.clone())
+    }
+}
+
+impl Drop for Unsent {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
 }
 
 #[derive(Debug)]
@@ -49,7 +77,7 @@ impl Outgoing {
     /// To a peer on this host with a ring of `ring_bytes`, to others with 0.
     pub(crate) fn new(ring_bytes: u32) -> Self {
         let ring = if ring_bytes == 0 { Ring::Absent } else { Ring::Wanted(ring_bytes) };
-        Self { stream: StreamNumber::next(), number: 0, ring }
+        Self { stream: StreamNumber::next(), number: 0, ring, waiting: VecDeque::new() }
     }
 
     /// Whether the peer has let go of its end, which only one does that stops or finds damage.
@@ -94,13 +122,49 @@ impl Outgoing {
             }
         };
         let frame = frame::encode(audience, sender.epoch, peer_epoch, place, kind, payload);
-        match self.push(&frame) {
+        let left = match self.waiting.is_empty() {
+            true => self.pass(endpoint, sender, peer_epoch, place.number, frame),
+            false => Some(frame),
+        };
+        let number = place.number;
+        self.waiting.extend(left.map(|frame| Waiting { number, frame, _counted: Unsent::new(sender.unsent) }));
+    }
+
+    /// Whether frames wait for room in the ring.
+    pub(crate) fn waits(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Passes on what waits, as far as there is room. Returns whether anything went.
+    pub(crate) fn pass_waiting(&mut self, endpoint: &RawEndpoint, sender: &Sender<'_>, peer_epoch: u64) -> bool {
+        let before = self.waiting.len();
+        while let Some(Waiting { number, frame, _counted }) = self.waiting.pop_front() {
+            if let Some(frame) = self.pass(endpoint, sender, peer_epoch, number, frame) {
+                self.waiting.push_front(Waiting { number, frame, _counted });
+                break;
+            }
+        }
+        self.waiting.len() < before
+    }
+
+    /// Passes a frame on by the way that it takes, behind all before it. Returns it if it has to wait.
+    fn pass(
+        &mut self,
+        endpoint: &RawEndpoint,
+        sender: &Sender<'_>,
+        peer_epoch: u64,
+        number: u64,
+        frame: Vec<u8>,
+    ) -> Option<Vec<u8>> {
+        match self.push(number, &frame) {
             Pushed::Published { bell: false } => {}
             Pushed::Published { bell: true } => self.tell(Body::Bell, endpoint, sender, peer_epoch),
             // What cannot be read any more is lost, as it is on a broken endpoint.
             Pushed::Gone => self.ring = Ring::Broken,
-            Pushed::NoRoom | Pushed::Unattached => self.send_by_ucx(endpoint, sender, frame),
+            Pushed::NoRoom => return Some(frame),
+            Pushed::TooLong | Pushed::Unattached => self.send_by_ucx(endpoint, sender, frame),
         }
+        None
     }
 
     /// Makes the ring, and has the peer look for it.
@@ -126,7 +190,7 @@ impl Outgoing {
         endpoint.send(Tag::new(sender.epoch, self.stream), frame, sender.unsent);
     }
 
-    fn push(&mut self, frame: &[u8]) -> Pushed {
+    fn push(&mut self, number: u64, frame: &[u8]) -> Pushed {
         if let Ring::Offered(writer) = &self.ring
             && writer.is_attached()
             && let Ring::Offered(writer) = std::mem::replace(&mut self.ring, Ring::Absent)
@@ -138,7 +202,7 @@ impl Outgoing {
             Ring::Attached(writer) => {
                 // What the frame speaks of may have been copied around the cache.
                 copy::publish();
-                writer.push(self.number, frame)
+                writer.push(number, frame)
             }
             Ring::Broken => Pushed::Gone,
             Ring::Absent | Ring::Wanted(_) | Ring::Offered(_) => Pushed::Unattached,

@@ -73,8 +73,10 @@ pub(crate) struct Damaged;
 pub(crate) enum Pushed {
     /// It can be read. The reader sleeps if `bell`, and is to be woken: that is said once for each time it lies down.
     Published { bell: bool },
-    /// There is no room for it now, or ever.
+    /// There is no room for it now.
     NoRoom,
+    /// Nor will there ever be.
+    TooLong,
     /// Nobody reads here yet.
     Unattached,
     /// Nobody reads here any more, or the reader claims what cannot be.
@@ -117,7 +119,7 @@ impl<M: Memory> Writer<M> {
         }
         let capacity = self.memory.capacity();
         let length = bytes.len() as u64;
-        let Some(record) = record_bytes(length).filter(|record| *record <= capacity) else { return Pushed::NoRoom };
+        let Some(record) = record_bytes(length).filter(|record| *record <= capacity) else { return Pushed::TooLong };
         if self.written - self.head + record > capacity {
             let head = self.memory.words().head.0.load(Ordering::Acquire);
             // From where it was seen last to what has been written is where the reader can be.

@@ -124,7 +124,7 @@ fn a_peer_that_is_killed_or_stopped_in_the_middle_of_a_frame_holds_up_nobody_els
     }
 }
 
-/// More than its ring takes; what finds no room goes by UCX and keeps its place.
+/// More than its ring takes: what finds no room waits.
 #[test]
 fn a_peer_that_was_stopped_hears_everything_in_order_when_it_goes_on() {
     for way in WAYS {

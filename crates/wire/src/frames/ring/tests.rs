@@ -49,7 +49,7 @@ fn nothing_is_written_before_somebody_reads_and_after_nobody_does() {
 #[test]
 fn what_has_no_room_is_refused_and_taken_later_or_never() {
     let (mut writer, mut reading) = ring();
-    assert_eq!(writer.push(1, &[0; 256 - HEAD_BYTES + 1]), Pushed::NoRoom);
+    assert_eq!(writer.push(1, &[0; 256 - HEAD_BYTES + 1]), Pushed::TooLong);
     for number in 0..4 {
         assert_eq!(writer.push(number, &[7; 48]), PUBLISHED);
     }
