@@ -17,6 +17,7 @@ use crate::error::{ExchangeError, MakeError, MemoryError, RemoteError, StartErro
 use crate::exchange::{self, Limit, Listening};
 use crate::indices::Indices;
 use crate::list::{List, Which};
+use crate::memory::Busy;
 use crate::message::NOTIFY;
 use crate::metadata::NAME_BYTES_MAX;
 use crate::notification::Notification;
@@ -159,8 +160,13 @@ impl Agent {
             }
             state.regions.remove(&region)
         };
-        let taken = taken.or_else(|| self.shared.register.take_busy(region));
-        let mut region = taken.ok_or(MemoryError::Unknown { region })?;
+        let mut region = match taken {
+            Some(region) => region,
+            None => match self.take_busy(region, deadline, timeout)? {
+                Some(region) => region,
+                None => return Ok(()),
+            },
+        };
         self.shared.register.forget(region.id());
         let (base, bytes) = (region.base(), region.bytes());
         while let Err(used) = region.unregister() {
@@ -173,6 +179,20 @@ impl Agent {
             thread::sleep(BUSY_LOOK);
         }
         Ok(())
+    }
+
+    /// Memory whose deregistration was answered with busy; `None` if it has been given back since.
+    fn take_busy(&self, region: RegionId, deadline: Instant, waited: Duration) -> Result<Option<Region>, MemoryError> {
+        loop {
+            match self.shared.register.take_busy(region).ok_or(MemoryError::Unknown { region })? {
+                Busy::Used(region) => return Ok(Some(region)),
+                Busy::Free => return Ok(None),
+                Busy::Looked { base, bytes } if Instant::now() >= deadline => {
+                    return Err(MemoryError::Busy { base, bytes, waited });
+                }
+                Busy::Looked { .. } => thread::sleep(BUSY_LOOK),
+            }
+        }
     }
 
     /// Whether each of `runs` is in registered memory of the kind.

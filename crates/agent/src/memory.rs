@@ -14,8 +14,19 @@ use crate::{list, transfer};
 pub(crate) struct Register {
     next: AtomicU64,
     holders: Mutex<Holders>,
-    /// Memory that was deregistered while something used it.
-    busy: Mutex<BTreeMap<RegionId, Region>>,
+    /// Memory whose deregistration was answered with busy, until another one of it is answered well.
+    busy: Mutex<BTreeMap<RegionId, Busy>>,
+}
+
+/// Memory that was deregistered while something used it.
+#[derive(Debug)]
+pub(crate) enum Busy {
+    /// Still used, as far as is known.
+    Used(Region),
+    /// Being looked at by [`Register::give_back`]: first address and length.
+    Looked { base: u64, bytes: u64 },
+    /// Given back since, which nobody has been told.
+    Free,
 }
 
 #[derive(Debug, Default)]
@@ -46,22 +57,38 @@ impl Register {
     }
 
     pub(crate) fn add_busy(&self, region: Region) {
-        self.busy.lock().insert(region.id(), region);
+        self.busy.lock().insert(region.id(), Busy::Used(region));
     }
 
-    pub(crate) fn take_busy(&self, region: RegionId) -> Option<Region> {
-        self.busy.lock().remove(&region)
+    /// Takes one out; one that is being looked at stays.
+    pub(crate) fn take_busy(&self, region: RegionId) -> Option<Busy> {
+        let mut busy = self.busy.lock();
+        match busy.get(&region)? {
+            Busy::Looked { base, bytes } => Some(Busy::Looked { base: *base, bytes: *bytes }),
+            Busy::Used(_) | Busy::Free => busy.remove(&region),
+        }
     }
 
     pub(crate) fn is_busy(&self) -> bool {
-        !self.busy.lock().is_empty()
+        self.busy.lock().values().any(|busy| !matches!(busy, Busy::Free))
     }
 
-    /// Gives back what is not used any more.
+    /// Gives back what is not used any more. What owners do then is done with no lock held.
     pub(crate) fn give_back(&self) {
-        let mut busy = self.busy.lock(); // held, so that nobody looks for one in vain meanwhile
-        let all = std::mem::take(&mut *busy);
-        busy.extend(all.into_iter().filter_map(|(id, region)| Some((id, region.unregister().err()?))));
+        let take = |busy: &mut Busy| {
+            let Busy::Used(region) = busy else { return None };
+            let looked = Busy::Looked { base: region.base(), bytes: region.bytes() };
+            match std::mem::replace(busy, looked) {
+                Busy::Used(region) => Some(region),
+                Busy::Looked { .. } | Busy::Free => None,
+            }
+        };
+        let used: Vec<Region> = self.busy.lock().values_mut().filter_map(take).collect();
+        for region in used {
+            let id = region.id();
+            let busy = region.unregister().map_or_else(Busy::Used, |()| Busy::Free);
+            self.busy.lock().insert(id, busy);
+        }
     }
 
     /// Has everything let go of the region that is not on its way.
@@ -79,5 +106,39 @@ impl Register {
                 transfer.forget_memory();
             }
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{Agent, AgentOptions, MemoryError};
+
+    /// The control thread gives the memory back before its owner asks again.
+    #[test]
+    fn memory_that_was_busy_is_deregistered_well_once() {
+        let agent = Agent::new("a", AgentOptions::default()).unwrap();
+        let user = agent.context().allocate(64).unwrap();
+        let id = agent.register(user.clone()).unwrap();
+        assert!(matches!(agent.deregister(id, Duration::ZERO), Err(MemoryError::Busy { .. })));
+        drop(user);
+        std::thread::sleep(Duration::from_millis(50));
+        agent.deregister(id, Duration::ZERO).unwrap();
+        assert!(matches!(agent.deregister(id, Duration::ZERO), Err(MemoryError::Unknown { region }) if region == id));
+    }
+
+    #[test]
+    fn memory_that_is_being_looked_at_is_busy() {
+        let agent = Agent::new("a", AgentOptions::default()).unwrap();
+        let memory = agent.context().allocate(64).unwrap();
+        let (id, base, bytes) = (memory.id(), memory.base(), memory.bytes());
+        agent.shared.register.busy.lock().insert(id, Busy::Looked { base, bytes });
+        let busy = agent.deregister(id, Duration::from_millis(5)).unwrap_err();
+        assert!(matches!(busy, MemoryError::Busy { base: b, bytes: 64, .. } if b == base));
+        agent.shared.register.busy.lock().insert(id, Busy::Free);
+        agent.deregister(id, Duration::ZERO).unwrap();
     }
 }
