@@ -326,7 +326,9 @@ impl Shared {
             }
             Message::Bye { connection } => {
                 let mut state = self.state.lock();
-                if state.peers.get(&epoch).is_some_and(|peer| !peer.added && peer.caller <= connection) {
+                // One that was removed here is forgotten when nothing waits for it any more.
+                let goes = |peer: &Peer| !peer.added && !peer.leaving && peer.caller <= connection;
+                if state.peers.get(&epoch).is_some_and(goes) {
                     self.forget_peer(&mut state, epoch);
                 }
             }
@@ -515,6 +517,32 @@ mod tests {
         assert!(is_known());
         bye(2);
         assert!(!is_known());
+    }
+
+    /// Bytes of the read may still come: the end of the peer's process has to be heard of.
+    #[test]
+    fn a_peer_that_was_removed_is_known_while_a_read_waits_though_it_says_bye() {
+        let [a, b] = ["a", "b"].map(|name| Agent::new(name, AgentOptions::default()).unwrap());
+        let memory = a.context().allocate(64).unwrap();
+        let here = [kvferry_wire::Run { address: memory.base(), bytes: 64 }];
+        a.register(memory).unwrap();
+        let memory = b.context().allocate(64).unwrap();
+        let there = [kvferry_wire::Run { address: memory.base(), bytes: 64 }];
+        b.register(memory).unwrap();
+        a.add_remote(&b.metadata()).unwrap();
+        let kind = kvferry_wire::MemoryKind::Host;
+        let read = a.make_once(Operation::Read, (kind, &here), ("b", kind, &there), None).unwrap();
+        let shared = &a.shared;
+        shared.await_answer(&mut shared.state.lock(), &read.inner, TransferId(7), Vec::new());
+        a.remove_remote("b").unwrap();
+        shared.hear_message(b.epoch(), Message::Bye { connection: u64::MAX });
+        let is_known = || {
+            let state = shared.state.lock();
+            (state.peers.contains_key(&b.epoch()), state.endpoints.values().any(|epoch| *epoch == b.epoch()))
+        };
+        assert_eq!(is_known(), (true, true));
+        shared.done(b.epoch(), 7);
+        assert_eq!(is_known(), (false, false));
     }
 
     #[test]
