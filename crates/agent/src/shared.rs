@@ -383,7 +383,8 @@ impl Shared {
     /// this side has no connection to them, the one that was last heard of longest ago goes.
     fn forget_oldest_caller(&self, state: &mut State) {
         let is_idle = |(epoch, peer): &(&u64, &Peer)| {
-            let serves = || state.serving.range((**epoch, 0)..=(**epoch, u64::MAX)).next().is_some();
+            let mut of_peer = state.serving.range((**epoch, 0)..=(**epoch, u64::MAX));
+            let mut serves = || of_peer.any(|(_, serving)| !matches!(serving, Serving::Wanted { .. }));
             !peer.added && !peer.leaving && peer.connection.is_none() && !serves()
         };
         let oldest = state.peers.iter().filter(is_idle).min_by_key(|(_, peer)| peer.greeted);
@@ -396,10 +397,15 @@ impl Shared {
     pub(crate) fn forget_peer(&self, state: &mut State, epoch: u64) {
         let connection = state.peers.remove(&epoch).and_then(|peer| peer.connection);
         connection.as_ref().map(|connection| state.endpoints.remove(&connection.endpoint));
-        if !state.endpoints.values().any(|of| *of == epoch) {
-            // Nobody will say that it is dead, which ends these otherwise.
-            state.serving.retain(|(of, _), serving| *of != epoch || !matches!(serving, Serving::Unsettled));
-        }
+        let death_is_told = state.endpoints.values().any(|of| *of == epoch);
+        state.serving.retain(|(of, _), serving| {
+            *of != epoch
+                || match serving {
+                    Serving::Wanted { .. } => false, // nobody describes the rest of it, or could be answered
+                    Serving::Moving(_) => true,
+                    Serving::Unsettled => death_is_told, // which ends it
+                }
+        });
         let Some(connection) = connection else { return };
         self.say_bye(&connection);
         let _ = self.worker().close(connection.endpoint); // a worker that has stopped has none
@@ -517,6 +523,18 @@ mod tests {
         assert!(is_known());
         bye(2);
         assert!(!is_known());
+    }
+
+    #[test]
+    fn what_a_caller_has_half_described_goes_with_it() {
+        let agent = Agent::new("a", AgentOptions::default()).unwrap();
+        let hear = |message| agent.shared.hear_message(1, message);
+        let address = agent.shared.worker().address().to_owned();
+        hear(Message::Hello { name: "caller".to_owned(), address, answer: false, connection: 1 });
+        hear(Message::Read { serial: 7, last: false, parts: Vec::new() });
+        assert_eq!(agent.shared.state.lock().serving.len(), 1);
+        hear(Message::Bye { connection: 1 });
+        assert!(agent.shared.state.lock().serving.is_empty());
     }
 
     /// Bytes of the read may still come: the end of the peer's process has to be heard of.
