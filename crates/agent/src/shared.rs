@@ -475,7 +475,7 @@ impl Shared {
         }
     }
 
-    fn peer_died(&self, endpoint: EndpointId) {
+    pub(crate) fn peer_died(&self, endpoint: EndpointId) {
         let mut state = self.state.lock();
         let Some(epoch) = state.endpoints.remove(&endpoint) else { return };
         let settled = state.reads.extract_if(|_, read| read.transfer.epoch == epoch);
@@ -485,7 +485,10 @@ impl Shared {
             state.peers.remove(&epoch);
         }
         drop(state);
-        settled.iter().for_each(|read| read.transfer.settle());
+        for Read { transfer, held, .. } in settled {
+            drop(held); // who hears of it may deregister it at once
+            transfer.settle();
+        }
     }
 }
 
