@@ -28,7 +28,7 @@ use crate::transfer::{Operation, Transfer};
 /// How often a region that is still in use is looked at again.
 const BUSY_LOOK: Duration = Duration::from_micros(200);
 
-/// How long an agent that is dropped waits for peers to write its memory no more.
+/// How long an agent that is dropped waits for peers to write its memory no more, and for what it pushes to them to end.
 const SETTLE: Duration = Duration::from_secs(1);
 
 /// A named agent. All of its calls are for any thread; none waits longer than it is told to, or, where it only asks the worker's
@@ -452,7 +452,7 @@ impl Agent {
         let mut threads = self.threads.lock();
         drop(threads.listening.take());
         let Some(control) = threads.control.take() else { return };
-        self.shared.settle_reads(SETTLE);
+        self.shared.settle_all(SETTLE);
         let _ = self.shared.chores.send(Chore::Stop);
         let _ = control.join(); // it has panicked: its message has been printed
         self.shared.say_goodbye();

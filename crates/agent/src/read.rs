@@ -10,7 +10,7 @@ use crate::message::{self, Message, NOTIFY, Refused};
 use crate::shared::{Shared, State, failure};
 use crate::transfer::{Inner, Operation};
 
-/// How often reads that are to be settled are looked at again.
+/// How often reads that are to be settled, of this side's and of peers, are looked at again.
 const SETTLE_LOOK: Duration = Duration::from_millis(1);
 
 /// A read that a peer was asked to push.
@@ -175,15 +175,17 @@ impl Shared {
         }
     }
 
-    /// Gives up what peers were asked to write here, and waits for them to say that they write no more.
-    pub(crate) fn settle_reads(&self, timeout: Duration) {
+    /// Gives up what peers were asked to write here, and what is pushed for them: waits for them to say that they write no more, and
+    /// for the pushes to have ended, of which the peers are told then. Nothing new is served once the agent is being stopped.
+    pub(crate) fn settle_all(&self, timeout: Duration) {
         let deadline = Instant::now() + timeout;
         let held = || -> Vec<Arc<Inner>> {
             let state = self.state.lock();
             state.reads.values().filter(|read| !read.held.is_empty()).map(|read| read.transfer.clone()).collect()
         };
         held().iter().for_each(|transfer| transfer.give_up(Failure::Cancelled));
-        while !held().is_empty() && Instant::now() < deadline {
+        self.end_serving();
+        while (!held().is_empty() || self.is_serving()) && Instant::now() < deadline {
             std::thread::sleep(SETTLE_LOOK);
         }
     }

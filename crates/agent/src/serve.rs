@@ -1,6 +1,8 @@
 //! Reads of peers, which this side pushes to them. All of it runs on the progress thread, but for the first of a peer: then
 //! the connection to it has to be made, which waits for that thread.
 
+use std::sync::atomic::Ordering;
+
 use kvferry_wire::{Part, PutError, RegionCard, TransferId};
 
 use crate::control::Chore;
@@ -44,6 +46,10 @@ impl Shared {
         let state = &mut *state;
         if !state.peers.contains_key(&epoch) {
             return tracing::warn!(epoch, "a read of an agent that has not greeted is dropped");
+        }
+        // Set before `end_serving` takes the lock: what it does not find comes here.
+        if self.stopping.load(Ordering::Relaxed) {
+            return self.refuse(state, epoch, serial, Refused::Cancelled, true);
         }
         let under_way = state.serving.range((epoch, 0)..=(epoch, u64::MAX)).count();
         let fresh = !state.serving.contains_key(&(epoch, serial));
@@ -116,6 +122,30 @@ impl Shared {
         }
     }
 
+    /// Gives up all reads of peers. Those that are being pushed are answered when that has ended.
+    pub(crate) fn end_serving(&self) {
+        let mut state = self.state.lock();
+        let mut waiting = Vec::new();
+        state.serving.retain(|key, serving| {
+            match serving {
+                Serving::Wanted { .. } => waiting.push(*key),
+                Serving::Moving(id) => drop(self.worker().cancel(*id)), // a worker that has stopped has ended it
+                Serving::Unsettled => {}
+            }
+            !matches!(serving, Serving::Wanted { .. })
+        });
+        for (epoch, serial) in waiting {
+            self.refuse(&state, epoch, serial, Refused::Cancelled, true);
+        }
+        drop(state);
+        self.carry_out();
+    }
+
+    /// Whether a read of a peer has not ended yet.
+    pub(crate) fn is_serving(&self) -> bool {
+        self.state.lock().serving.values().any(|serving| !matches!(serving, Serving::Unsettled))
+    }
+
     /// What has moved is a sign of life for the peer that waits.
     pub(crate) fn serving_moves(&self, transfer: TransferId, bytes: u64) {
         let state = self.state.lock();
@@ -157,12 +187,13 @@ impl Shared {
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use std::thread;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
-    use kvferry_wire::{MemoryKind, Run};
+    use kvferry_wire::{ContextOptions, MemoryKind, Run};
 
     use super::*;
-    use crate::{Agent, AgentOptions, Operation, State};
+    use crate::peer::Peer;
+    use crate::{Agent, AgentOptions, Failure, Operation, State};
 
     const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -192,12 +223,65 @@ mod tests {
         pusher.shared.served(epoch, serial, Err(error));
         reader.shared.cancel(inner, TransferId(serial));
         let heard = || reader.shared.state.lock().reads.get(&serial).is_none_or(|read| read.ended);
-        let deadline = std::time::Instant::now() + DEADLINE;
+        let deadline = Instant::now() + DEADLINE;
         while !heard() {
-            assert!(std::time::Instant::now() < deadline, "no answer");
+            assert!(Instant::now() < deadline, "no answer");
             thread::sleep(Duration::from_millis(1));
         }
         assert!(reader.shared.state.lock().reads.contains_key(&serial), "said to be settled");
         assert_eq!(read.state(), State::Made);
+    }
+
+    /// The reader is told that its memory is quiet, which the end of the connection does not say.
+    #[test]
+    fn a_read_that_is_pushed_is_answered_by_an_agent_that_stops() {
+        const BYTES: u64 = 256 << 20;
+        let context = ContextOptions { transports: Some("tcp".to_owned()), ..ContextOptions::default() };
+        let options = AgentOptions { context, ..AgentOptions::default() };
+        let [reader, pusher] = ["reader", "pusher"].map(|name| Agent::new(name, options.clone()).unwrap());
+        let [(here, into), (there, _)] = [&reader, &pusher].map(|agent| {
+            let memory = agent.context().allocate(BYTES).unwrap();
+            ([Run { address: memory.base(), bytes: BYTES }], agent.register(memory).unwrap())
+        });
+        reader.add_remote(&pusher.metadata()).unwrap();
+        let (here, there) = ((MemoryKind::Host, &here[..]), ("pusher", MemoryKind::Host, &there[..]));
+        let read = reader.make_once(Operation::Read, here, there, None).unwrap();
+        let endpoint = read.inner.endpoint;
+        {
+            // As it is after a pull that had no way.
+            let mut state = reader.shared.state.lock();
+            let connection = state.peers.get_mut(&pusher.epoch()).unwrap().connection.as_mut().unwrap();
+            assert_eq!(connection.endpoint, endpoint);
+            let parts = read.inner.parts().unwrap();
+            connection.not_pulled.extend(parts.iter().map(|part| part.remote.id()));
+        }
+        let _ = read.post(None).unwrap();
+        let is_moving = || {
+            let state = pusher.shared.state.lock();
+            state.serving.values().any(|serving| matches!(serving, Serving::Moving(_)))
+        };
+        let deadline = Instant::now() + DEADLINE;
+        while !is_moving() {
+            assert!(Instant::now() < deadline, "it is not pushed: {:?}", read.failure());
+            thread::yield_now();
+        }
+        drop(pusher);
+        assert_eq!(read.wait(Duration::from_secs(2)), State::Failed);
+        assert_eq!(read.failure(), Some(Failure::Cancelled));
+        reader.deregister(into, Duration::from_secs(1)).unwrap();
+    }
+
+    #[test]
+    fn an_agent_that_stops_begins_no_reads_of_peers() {
+        let agent = Agent::new("a", AgentOptions::default()).unwrap();
+        let address = agent.shared.worker().address().to_owned();
+        let shared = &agent.shared;
+        shared.state.lock().peers.insert(1, Peer::new("caller".into(), Some(address)));
+        shared.wanted(1, 7, false, Vec::new());
+        assert!(shared.is_serving());
+        shared.stopping.store(true, Ordering::Relaxed);
+        shared.end_serving();
+        shared.wanted(1, 7, true, Vec::new());
+        assert!(!shared.is_serving());
     }
 }
