@@ -1,6 +1,7 @@
 //! Reads: pulled by this side where it can, and else pushed by the peer on request.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use kvferry_wire::{Part, PutError, Region, RegionId, TransferId, TransferStats};
@@ -57,11 +58,12 @@ impl Shared {
             Err(PutError::RouteUnavailable { .. }) => {
                 let parts = transfer.parts().unwrap_or_default();
                 let mut state = self.state.lock();
+                let is_stopping = self.stopping.load(Ordering::Relaxed);
                 let peer = state.peers.get_mut(&transfer.epoch);
                 let connection = peer.and_then(|peer| peer.connection.as_mut());
                 let connection = connection.filter(|connection| connection.endpoint == transfer.endpoint);
                 match connection {
-                    Some(connection) if !parts.is_empty() && !transfer.is_given_up() => {
+                    Some(connection) if !parts.is_empty() && !transfer.is_given_up() && !is_stopping => {
                         connection
                             .not_pulled
                             .extend(parts.iter().map(|part| part.remote.id()).collect::<Vec<RegionId>>());

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::Sender;
 use kvferry_wire::{
-    Context, EndpointId, Event, Frame, Part, PutError, Region, RegionId, TransferError, TransferId, TransferStats,
-    Worker,
+    CommandError, Context, EndpointId, Event, Frame, Part, PutError, Region, RegionId, TransferError, TransferId,
+    TransferStats, Worker,
 };
 use parking_lot::{Condvar, Mutex};
 
@@ -204,6 +204,10 @@ impl Shared {
         notification: Option<Vec<u8>>,
     ) -> Result<(), PostError> {
         let mut state = self.state.lock();
+        // Set before `settle_all` takes the lock: what it does not find comes here.
+        if self.stopping.load(Ordering::Relaxed) {
+            return Err(TransferError::from(CommandError::Stopped).into());
+        }
         let current = state.names.get(&transfer.name) == Some(&transfer.epoch);
         let peer = state.peers.get(&transfer.epoch).filter(|_| current);
         let connection = peer.and_then(|peer| peer.connection.as_ref());
@@ -538,6 +542,24 @@ mod tests {
         assert_eq!(agent.shared.state.lock().serving.len(), 1);
         hear(Message::Bye { connection: 1 });
         assert!(agent.shared.state.lock().serving.is_empty());
+    }
+
+    #[test]
+    fn nothing_is_posted_once_an_agent_is_being_stopped() {
+        let a = Agent::new("a", AgentOptions::default()).unwrap();
+        let memory = a.context().allocate(64).unwrap();
+        let run = [kvferry_wire::Run { address: memory.base(), bytes: 64 }];
+        a.register(memory).unwrap();
+        let kind = kvferry_wire::MemoryKind::Host;
+        for operation in [Operation::Read, Operation::Write] {
+            a.shared.stopping.store(false, Ordering::Relaxed);
+            let transfer = a.make_once(operation, (kind, &run), ("a", kind, &run), None).unwrap();
+            a.shared.stopping.store(true, Ordering::Relaxed);
+            let error = transfer.post(None).unwrap_err();
+            assert!(matches!(error, PostError::Transfer(TransferError::Command(CommandError::Stopped))));
+        }
+        let state = a.shared.state.lock();
+        assert!(state.reads.is_empty() && state.flights.is_empty());
     }
 
     /// Bytes of the read may still come: the end of the peer's process has to be heard of.
