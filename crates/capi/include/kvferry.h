@@ -144,7 +144,8 @@ typedef struct {
 
 // Says that registered memory is not used any more, neither by this process nor for a request of any other's. Called once, by
 // any thread, with the context that was given. It must not call the library, and not take long. Not called if the memory was not
-// registered: then it is the caller's still.
+// registered: then it is the caller's still; nor for memory that a peer may still write when the agent is freed: see
+// kvf_agent_free.
 typedef void (*kvf_released)(void *context);
 
 // Bytes of the caller's.
@@ -391,7 +392,8 @@ kvf_status kvf_notifications_at(const kvf_notifications *notifications,
 // Frees notifications.
 void kvf_notifications_free(kvf_notifications *notifications);
 
-// Gives up what is under way, takes leave of the peers, stops the threads, and frees an agent. Waits for that.
+// Gives up what is under way, takes leave of the peers, stops the threads, and frees an agent. Waits for that. Memory that a peer
+// was asked to write and may still write then stays registered until the process ends: it is not said to be released.
 void kvf_agent_free(kvf_agent *agent);
 
 // Frees what a function has written to a kvf_bytes.

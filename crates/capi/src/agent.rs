@@ -315,7 +315,8 @@ pub extern "C" fn kvf_notifications_free(notifications: Option<Box<Notifications
     drop(notifications);
 }
 
-/// Gives up what is under way, takes leave of the peers, stops the threads, and frees an agent. Waits for that.
+/// Gives up what is under way, takes leave of the peers, stops the threads, and frees an agent. Waits for that. Memory that a peer
+/// was asked to write and may still write then stays registered until the process ends: it is not said to be released.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvf_agent_free(agent: Option<Box<Agent>>) {
     // A panic here has nobody to be told to.

@@ -35,7 +35,8 @@ impl Region {
 
 /// Says that registered memory is not used any more, neither by this process nor for a request of any other's. Called once, by
 /// any thread, with the context that was given. It must not call the library, and not take long. Not called if the memory was not
-/// registered: then it is the caller's still.
+/// registered: then it is the caller's still; nor for memory that a peer may still write when the agent is freed: see
+/// kvf_agent_free.
 pub type Released = Option<extern "C" fn(context: *mut c_void)>;
 
 /// Calls `Released` when it is dropped, if it has become the owner.
