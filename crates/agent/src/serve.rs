@@ -266,8 +266,9 @@ mod tests {
             thread::yield_now();
         }
         drop(pusher);
-        assert_eq!(read.wait(Duration::from_secs(2)), State::Failed);
-        assert_eq!(read.failure(), Some(Failure::Cancelled));
+        // Given up, unless the push was faster.
+        assert_ne!(read.wait(Duration::from_secs(2)), State::Active);
+        assert!(matches!(read.failure(), None | Some(Failure::Cancelled)), "{:?}", read.failure());
         reader.deregister(into, Duration::from_secs(1)).unwrap();
     }
 
