@@ -27,6 +27,8 @@ mod notification;
 mod options;
 mod peer;
 mod read;
+#[cfg(test)]
+mod reading;
 mod remote;
 mod serve;
 mod shared;

@@ -193,6 +193,7 @@ mod tests {
 
     use super::*;
     use crate::peer::Peer;
+    use crate::reading::reading;
     use crate::{Agent, AgentOptions, Failure, Operation, State};
 
     const DEADLINE: Duration = Duration::from_secs(20);
@@ -200,17 +201,8 @@ mod tests {
     /// A push has failed and may still arrive, and the reader did not hear of it: it asks, and is told that it is not settled.
     #[test]
     fn a_read_that_may_still_arrive_is_not_said_to_be_settled() {
-        let [reader, pusher] = ["reader", "pusher"].map(|name| Agent::new(name, AgentOptions::default()).unwrap());
-        let runs = [&reader, &pusher].map(|agent| {
-            let memory = agent.context().allocate(64).unwrap();
-            let run = Run { address: memory.base(), bytes: 64 };
-            agent.register(memory).unwrap();
-            run
-        });
-        reader.add_remote(&pusher.metadata()).unwrap();
-        let (here, there) = ((MemoryKind::Host, &runs[..1]), ("pusher", MemoryKind::Host, &runs[1..]));
-        let read = reader.make_once(Operation::Read, here, there, None).unwrap();
-        reader.connect("pusher", DEADLINE).unwrap();
+        let ([reader, pusher], read) = reading();
+        reader.connect("b", DEADLINE).unwrap();
         let (inner, serial) = (&read.inner, 7);
         {
             let mut state = reader.shared.state.lock();

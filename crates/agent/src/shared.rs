@@ -509,6 +509,7 @@ pub(crate) fn failure(transfer: &Inner, error: PutError) -> Failure {
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
+    use crate::reading::reading;
     use crate::{Agent, AgentOptions};
 
     /// Each connection has a stream of its own, of which none waits for another.
@@ -565,16 +566,7 @@ mod tests {
     /// Bytes of the read may still come: the end of the peer's process has to be heard of.
     #[test]
     fn a_peer_that_was_removed_is_known_while_a_read_waits_though_it_says_bye() {
-        let [a, b] = ["a", "b"].map(|name| Agent::new(name, AgentOptions::default()).unwrap());
-        let memory = a.context().allocate(64).unwrap();
-        let here = [kvferry_wire::Run { address: memory.base(), bytes: 64 }];
-        a.register(memory).unwrap();
-        let memory = b.context().allocate(64).unwrap();
-        let there = [kvferry_wire::Run { address: memory.base(), bytes: 64 }];
-        b.register(memory).unwrap();
-        a.add_remote(&b.metadata()).unwrap();
-        let kind = kvferry_wire::MemoryKind::Host;
-        let read = a.make_once(Operation::Read, (kind, &here), ("b", kind, &there), None).unwrap();
+        let ([a, b], read) = reading();
         let shared = &a.shared;
         shared.await_answer(&mut shared.state.lock(), &read.inner, TransferId(7), Vec::new());
         a.remove_remote("b").unwrap();

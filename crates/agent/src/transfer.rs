@@ -383,24 +383,13 @@ fn is_cancel(failure: &Failure) -> bool {
 mod tests {
     use std::thread;
 
-    use kvferry_wire::{MemoryKind, Run};
-
     use super::*;
-    use crate::{Agent, AgentOptions};
+    use crate::reading::reading;
 
     /// Whoever hears that its read is quiet can deregister the memory at once.
     #[test]
     fn the_memory_of_a_read_is_let_go_before_the_death_of_its_peer_is_told() {
-        let [a, b] = ["a", "b"].map(|name| Agent::new(name, AgentOptions::default()).unwrap());
-        let runs = [&a, &b].map(|agent| {
-            let memory = agent.context().allocate(64).unwrap();
-            let run = Run { address: memory.base(), bytes: 64 };
-            agent.register(memory).unwrap();
-            run
-        });
-        a.add_remote(&b.metadata()).unwrap();
-        let (here, there) = ((MemoryKind::Host, &runs[..1]), ("b", MemoryKind::Host, &runs[1..]));
-        let read = a.make_once(Operation::Read, here, there, None).unwrap();
+        let ([a, _b], read) = reading();
         let mut memory = a.context().allocate(64).unwrap();
         a.shared.await_answer(&mut a.shared.state.lock(), &read.inner, TransferId(7), vec![memory.clone()]);
         thread::scope(|scope| {
