@@ -325,7 +325,7 @@ impl Leaving {
                 false
             }
             Some(status) => {
-                self.in_order = status == Status::OK && !connection.outgoing.is_broken();
+                self.in_order = status == Status::OK;
                 true
             }
         }

@@ -305,8 +305,7 @@ impl RawEndpoint {
     pub(crate) fn send(&self, tag: Tag, bytes: Vec<u8>, unsent: &Rc<Cell<u64>>) {
         self.worker.sent_since_progress.set(true);
         self.worker.sent_since_armed.set(true);
-        let outgoing = Rc::new(Outgoing { bytes, ucx: self.worker.ucx(), unsent: unsent.clone() });
-        unsent.set(unsent.get() + 1);
+        let outgoing = Rc::new(Outgoing { bytes, ucx: self.worker.ucx(), _counted: Unsent::new(unsent) });
         let mut param = request_param(ucx_sys::UCP_OP_ATTR_FIELD_CALLBACK, &outgoing);
         param.cb = ucx_sys::ucp_request_param_t__bindgen_ty_1 { send: Some(message_sent) };
         let (from, count) = (outgoing.bytes.as_ptr().cast(), outgoing.bytes.len());
@@ -314,7 +313,7 @@ impl RawEndpoint {
         // SAFETY: `from` lives until the callback, through the count given away in `param`.
         let pointer = unsafe { ucx.ucp_tag_send_nbx(self.raw.as_ptr(), from, count, tag.0, &raw const param) };
         if !matches!(ucx_sys::ucs_ptr_request(pointer), Ok(Some(_))) {
-            finish_now(&param, Outgoing::finished);
+            finish_now(&param, |_: &Outgoing| {});
         }
     }
 
@@ -454,12 +453,23 @@ impl Batch {
 struct Outgoing {
     bytes: Vec<u8>,
     ucx: &'static Ucx,
-    unsent: Rc<Cell<u64>>,
+    _counted: Unsent,
 }
 
-impl Outgoing {
-    fn finished(&self) {
-        self.unsent.set(self.unsent.get() - 1);
+/// Counts as a frame that has not been sent, for as long as it lives.
+#[derive(Debug)]
+pub(crate) struct Unsent(Rc<Cell<u64>>);
+
+impl Unsent {
+    pub(crate) fn new(count: &Rc<Cell<u64>>) -> Self {
+        count.set(count.get() + 1);
+        Self(count.clone())
+    }
+}
+
+impl Drop for Unsent {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
     }
 }
 
@@ -537,7 +547,6 @@ unsafe extern "C" fn put_completed(request: *mut c_void, status: Status, user_da
 unsafe extern "C" fn message_sent(request: *mut c_void, _status: Status, user_data: *mut c_void) {
     // SAFETY: as in `put_completed`, from `send`.
     let outgoing = unsafe { Rc::from_raw(user_data.cast::<Outgoing>().cast_const()) };
-    outgoing.finished();
     // SAFETY: as in `put_completed`.
     unsafe { outgoing.ucx.ucp_request_free(request) }
 }

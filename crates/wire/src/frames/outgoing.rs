@@ -9,7 +9,7 @@ use crate::frame::{self, Audience, Place, StreamNumber, Tag};
 use crate::frames::ring::{Pushed, Writer};
 use crate::inbox::message::{Body, ConnectionId, Message};
 use crate::options::Pages;
-use crate::raw::RawEndpoint;
+use crate::raw::{RawEndpoint, Unsent};
 use crate::share::ring::RingMemory;
 use crate::share::{Mapped, Share};
 
@@ -41,23 +41,6 @@ struct Waiting {
     number: u64,
     frame: Vec<u8>,
     _counted: Unsent,
-}
-
-/// Counts as a frame that has not been sent.
-#[derive(Debug)]
-struct Unsent(Rc<Cell<u64>>);
-
-impl Unsent {
-    fn new(count: &Rc<Cell<u64>>) -> Self {
-        count.set(count.get() + 1);
-        Self(count.clone())
-    }
-}
-
-impl Drop for Unsent {
-    fn drop(&mut self) {
-        self.0.set(self.0.get() - 1);
-    }
 }
 
 #[derive(Debug)]
